@@ -1,0 +1,246 @@
+"""Plan × profile × cluster → seconds per op, bytes per payload and buffer: all that tells "what if" from "as measured"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from sim.cluster import Cluster
+from sim.memory.buffers import BufferKind
+from sim.model import DeviceSpec, ModelProfile, total
+from sim.ops import TRANSFER_KINDS, OpId, OpKind
+from sim.partition import Partition, balanced
+from sim.schedule import Shape
+from sim.training import Training
+
+
+class Cost(NamedTuple):
+    """What costs depend on: not the micro-batch, since micro-batches are alike."""
+
+    kind: OpKind
+    stage: int
+    part: int = -1
+
+
+class Resident(NamedTuple):
+    """Memory a device holds for the whole run."""
+
+    device: int
+    kind: BufferKind
+    stage: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Binding:
+    """Figures for every op and buffer of a plan on a cluster.
+
+    Parameters
+    ----------
+    devices : cluster node of each device of the plan; hosts stand after the GPUs.
+    seconds : of ops that compute. ``payload_bytes``: of ops that move bytes (a collective: of the summed tensor).
+    buffer_bytes : of every kind of buffer of every stage. ``resident``: what each device holds throughout.
+    capacity_bytes : per device, ``None`` where nothing limits it.
+    samples : per mini-batch, all replicas together. ``flops``: of one mini-batch, forward and backward; 0: unknown.
+    peak_flops_per_s : of each device at the training's dtype; 0: unknown.
+    provenance : which inputs are measured, published or assumed.
+    """
+
+    cluster: Cluster
+    devices: tuple[str, ...]
+    seconds: Mapping[Cost, float]
+    payload_bytes: Mapping[Cost, float]
+    buffer_bytes: Mapping[tuple[BufferKind, int], int]
+    resident: tuple[Resident, ...]
+    capacity_bytes: tuple[int | None, ...]
+    samples: float
+    flops: float = 0.0
+    peak_flops_per_s: tuple[float, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def route(self, source: int, target: int) -> tuple[int, ...]:
+        """Links from one device of the plan to another."""
+        return self.cluster.route(self.devices[source], self.devices[target])
+
+    def holds_lanes(self, source: int, target: int) -> bool:
+        """Whether a transfer occupies its lanes; a route of pure delays does not."""
+        return self.cluster.occupies(self.route(source, target))
+
+    def op_seconds(self, op: OpId, source: int, target: int, members: Sequence[int]) -> float:
+        """Duration of one op where nothing contends with it; ``members`` are the devices of a collective."""
+        cost = Cost(op.kind, op.stage, op.part)
+        if op.kind is OpKind.ALL_REDUCE:
+            return self.ring_seconds(self.payload_bytes[cost], members)
+        if op.kind in TRANSFER_KINDS:
+            return self._transfer_s(self.payload_bytes[cost], source, target)
+        if op.kind is OpKind.FORWARD_BACKWARD:
+            return self.seconds.get(
+                cost, self.seconds[Cost(OpKind.FORWARD, op.stage)] + self.seconds[Cost(OpKind.BACKWARD, op.other_stage)]
+            )
+        return self.seconds[cost]
+
+    def _transfer_s(self, size_bytes: float, source: int, target: int) -> float:
+        route = self.route(source, target)
+        return self.cluster.latency_s(route) + size_bytes / self.cluster.bytes_per_s(route)
+
+    def ring_hops(self, devices: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """The route of each hop of a ring over ``devices``, in their order."""
+        return tuple(self.route(a, b) for a, b in zip(devices, [*devices[1:], devices[0]], strict=True))
+
+    def ring_latency_s(self, devices: Sequence[int]) -> float:
+        """Latency of a ring all-reduce: 2(R − 1) steps, each as slow as the slowest hop."""
+        return 2 * (len(devices) - 1) * max(self.cluster.latency_s(route) for route in self.ring_hops(devices))
+
+    def ring_seconds(self, size_bytes: float, devices: Sequence[int]) -> float:
+        """Duration of an uncontended ring all-reduce of R devices (Patarasuk & Yuan 2009).
+
+        2(R − 1) steps, in each of which every device passes a 1/R share on.
+        """
+        slowest = min(self.cluster.bytes_per_s(route) for route in self.ring_hops(devices))
+        return self.ring_latency_s(devices) + ring_share(size_bytes, len(devices)) / slowest
+
+
+def ring_share(size_bytes: float, devices: int) -> float:
+    """Bytes each hop of a ring all-reduce carries: 2(R − 1)/R of the tensor."""
+    return 2 * (devices - 1) / devices * size_bytes
+
+
+class Figures(NamedTuple):
+    """What `bind` needs to know of a run beside its plan.
+
+    ``profile`` is the model at the micro-batch of one replica; ``samples`` the whole mini-batch; ``update_s`` replaces
+    the update time that follows from memory bandwidth; ``server`` is the device of the parameter server, if any.
+    """
+
+    profile: ModelProfile
+    partition: Partition
+    training: Training
+    cluster: Cluster
+    devices: tuple[str, ...]
+    samples: float
+    capacity_bytes: int | None = None
+    update_s: float | None = None
+    buckets: int = 1
+    server: int | None = None
+
+
+def bind(shape: Shape, figures: Figures) -> Binding:
+    """Figures for every op and buffer of a plan of ``shape`` whose stage k runs on device k (or on every replica)."""
+    seconds: dict[Cost, float] = {}
+    payload: dict[Cost, float] = {}
+    buffers: dict[tuple[BufferKind, int], int] = {}
+    resident: list[Resident] = []
+    for stage in range(shape.stages):
+        _bind_stage(stage, figures, seconds, payload, buffers)
+        for device in range(shape.replicas) if shape.replicas > 1 else (stage,):
+            resident += _resident(stage, device, figures, keeps_optimizer=figures.server is None)
+    if figures.server is not None:
+        _bind_server(figures, seconds, payload, resident)
+    profile, specs = figures.profile, [_spec(figures.cluster, name) for name in figures.devices]
+    capacity = [figures.capacity_bytes or (spec.memory_bytes if spec else None) for spec in specs]
+    if figures.server is not None:
+        host = specs[figures.server]
+        capacity[figures.server] = host.memory_bytes if host else None
+    return Binding(
+        cluster=figures.cluster,
+        devices=figures.devices,
+        seconds=seconds,
+        payload_bytes=payload,
+        buffer_bytes=buffers,
+        resident=tuple(resident),
+        capacity_bytes=tuple(capacity),
+        samples=figures.samples,
+        flops=3 * total(profile.layers, "flops") / profile.batch * figures.samples,
+        peak_flops_per_s=tuple(
+            spec.peak_flops_per_s.get(figures.training.dtype, 0.0) if spec else 0.0 for spec in specs
+        ),
+    )
+
+
+def _spec(cluster: Cluster, name: str) -> DeviceSpec | None:
+    return cluster.node(name).spec
+
+
+def _bind_stage(
+    stage: int,
+    figures: Figures,
+    seconds: dict[Cost, float],
+    payload: dict[Cost, float],
+    buffers: dict[tuple[BufferKind, int], int],
+) -> None:
+    """Seconds, payloads and buffers of one stage."""
+    first, last = figures.partition[stage]
+    layers = figures.profile.layers[first : last + 1]
+    parameters = parameter_count(figures.profile, first, last)
+    weight_bytes = figures.training.weight_bytes * parameters
+    arriving = figures.profile.layers[first - 1].output_bytes if first else figures.profile.input_bytes
+    leaving = layers[-1].output_bytes
+    seconds[Cost(OpKind.FORWARD, stage)] = total(layers, "forward_s")
+    seconds[Cost(OpKind.BACKWARD, stage)] = total(layers, "backward_s")
+    seconds[Cost(OpKind.BACKWARD_INPUT, stage)] = total(layers, "backward_input_s")
+    seconds[Cost(OpKind.BACKWARD_WEIGHT, stage)] = total(layers, "backward_weight_s")
+    seconds[Cost(OpKind.UPDATE, stage)] = _update_s(figures, stage, parameters)
+    payload[Cost(OpKind.SEND_ACTIVATION, stage)] = leaving
+    payload[Cost(OpKind.SEND_GRADIENT, stage)] = arriving
+    payload[Cost(OpKind.ALL_REDUCE, stage)] = weight_bytes
+    if figures.buckets > 1:
+        for part, (low, high) in enumerate(balanced([layer.parameter_bytes for layer in layers], figures.buckets)):
+            bucket = layers[low : high + 1]
+            seconds[Cost(OpKind.BACKWARD, stage, part)] = total(bucket, "backward_s")
+            count = parameter_count(figures.profile, first + low, first + high)
+            payload[Cost(OpKind.ALL_REDUCE, stage, part)] = figures.training.weight_bytes * count
+    sizes = {
+        BufferKind.ACTIVATION: total(layers, "saved_bytes"),
+        BufferKind.STASHED_WEIGHTS: weight_bytes,
+        BufferKind.PREDICTED_WEIGHTS: weight_bytes,
+        BufferKind.RECEIVED_ACTIVATION: arriving,
+        BufferKind.INPUT_GRADIENT: arriving,
+        BufferKind.OUTPUT_GRADIENT: leaving,
+    }
+    buffers.update({(kind, stage): round(size) for kind, size in sizes.items()})
+
+
+def parameter_count(profile: ModelProfile, first: int, last: int) -> float:
+    """Parameters of the layers ``first`` to ``last``."""
+    return total(profile.layers[first : last + 1], "parameter_bytes") / profile.parameter_bytes_each
+
+
+def _update_s(figures: Figures, device: int, parameters: float) -> float:
+    """The time of an update: the memory traffic of the optimizer at the device's bandwidth; 0 on a device without one."""
+    if figures.update_s is not None:
+        return figures.update_s
+    spec = _spec(figures.cluster, figures.devices[device])
+    return parameters * figures.training.update_bytes / effective_bytes_per_s(spec) if spec else 0.0
+
+
+def effective_bytes_per_s(spec: DeviceSpec) -> float:
+    """Memory bandwidth that a streaming kernel reaches."""
+    return spec.memory_bytes_per_s * spec.memory_efficiency
+
+
+def _resident(stage: int, device: int, figures: Figures, keeps_optimizer: bool) -> list[Resident]:
+    """Weights, gradients and optimizer state of one stage on one device."""
+    training, count = figures.training, parameter_count(figures.profile, *figures.partition[stage])
+    state = training.optimizer_bytes if keeps_optimizer else 0
+    sizes = {
+        BufferKind.WEIGHTS: training.weight_bytes,
+        BufferKind.GRADIENTS: training.weight_bytes,
+        BufferKind.OPTIMIZER: state,
+    }
+    return [Resident(device, kind, stage, round(count * size)) for kind, size in sizes.items() if count * size]
+
+
+def _bind_server(
+    figures: Figures, seconds: dict[Cost, float], payload: dict[Cost, float], resident: list[Resident]
+) -> None:
+    """The parameter server of the whole model (stage 0) on its host."""
+    assert figures.server is not None
+    parameters = parameter_count(figures.profile, *figures.partition[0])
+    weight_bytes = figures.training.weight_bytes * parameters
+    spec = _spec(figures.cluster, figures.devices[figures.server])
+    added = parameters * figures.training.accumulate_bytes
+    seconds[Cost(OpKind.ACCUMULATE, 0)] = added / effective_bytes_per_s(spec) if spec else 0.0
+    seconds[Cost(OpKind.UPDATE, 0)] = _update_s(figures, figures.server, parameters)
+    payload[Cost(OpKind.PULL, 0)] = payload[Cost(OpKind.PUSH, 0)] = weight_bytes
+    resident += _resident(0, figures.server, figures, keeps_optimizer=True)

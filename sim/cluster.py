@@ -1,0 +1,125 @@
+"""Where it is trained: devices, directed links, and the routes between devices.
+
+A full-duplex cable is two `Link`s. A transfer travels every link of its route at once (cut-through): uncontended it
+takes the sum of the latencies plus its bytes over the least bandwidth.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import networkx as nx
+
+from sim.errors import UnsupportedPlan
+from sim.model import DeviceSpec
+
+LinkKind = Literal["latency", "in_order", "fifo", "fair_share"]
+NodeKind = Literal["gpu", "host", "switch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A directed link.
+
+    ``latency``: a pure delay, no occupancy, any number at once. ``in_order``: transfers of one channel follow one
+    another, channels do not disturb each other. ``fifo``: one transfer at a time, in the order of asking.
+    ``fair_share``: max-min fair shares of the bandwidth. ``bytes_per_s`` is infinite where only latency counts.
+    """
+
+    name: str
+    source: str
+    target: str
+    kind: LinkKind
+    latency_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A GPU, a host or a switch. ``gain`` is how two concurrent compute lanes share a device.
+
+    ``None``: exclusive, one lane computes at a time. A number in [1, 2]: processor sharing whose combined speed is
+    ``gain`` while two or more lanes are busy.
+    """
+
+    name: str
+    kind: NodeKind
+    spec: DeviceSpec | None = None
+    gain: float | None = None
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes and directed links. Routes have the fewest links; ties go to the first by link order."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    links: tuple[Link, ...]
+    source: str = ""
+    _routes: dict[tuple[str, str], tuple[int, ...]] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def gpus(self) -> tuple[Node, ...]:
+        """The nodes that compute, in order."""
+        return tuple(node for node in self.nodes if node.kind == "gpu")
+
+    @cached_property
+    def hosts(self) -> tuple[Node, ...]:
+        """The hosts, in order: where parameter servers live."""
+        return tuple(node for node in self.nodes if node.kind == "host")
+
+    @cached_property
+    def _by_name(self) -> dict[str, Node]:
+        return {node.name: node for node in self.nodes}
+
+    def node(self, name: str) -> Node:
+        """The node of that name."""
+        return self._by_name[name]
+
+    @cached_property
+    def _graph(self) -> nx.DiGraph:
+        graph = nx.DiGraph()
+        graph.add_nodes_from(node.name for node in self.nodes)
+        for index, link in enumerate(self.links):
+            if not graph.has_edge(link.source, link.target):
+                graph.add_edge(link.source, link.target, link=index)
+        return graph
+
+    def route(self, source: str, target: str) -> tuple[int, ...]:
+        """Indices of the links from one node to another.
+
+        Raises
+        ------
+        UnsupportedPlan : there is no route, or it mixes ``fifo`` and ``fair_share`` links.
+        """
+        if (source, target) not in self._routes:
+            self._routes[source, target] = self._find_route(source, target)
+        return self._routes[source, target]
+
+    def _find_route(self, source: str, target: str) -> tuple[int, ...]:
+        try:
+            path = nx.shortest_path(self._graph, source, target)
+        except nx.NetworkXNoPath:
+            raise UnsupportedPlan(f"cluster '{self.name}' has no route from '{source}' to '{target}'") from None
+        route = tuple(self._graph.edges[a, b]["link"] for a, b in itertools.pairwise(path))
+        kinds = {self.links[link].kind for link in route}
+        if {"fifo", "fair_share"} <= kinds:
+            raise UnsupportedPlan(
+                f"the route from '{source}' to '{target}' mixes fifo and fair_share links: use one kind"
+            )
+        return route
+
+    def latency_s(self, route: tuple[int, ...]) -> float:
+        """Sum of the latencies along a route."""
+        return sum(self.links[link].latency_s for link in route)
+
+    def bytes_per_s(self, route: tuple[int, ...]) -> float:
+        """Least bandwidth along a route."""
+        return min((self.links[link].bytes_per_s for link in route), default=float("inf"))
+
+    def occupies(self, route: tuple[int, ...]) -> bool:
+        """Whether a transfer over this route holds its lanes: not where every link is a pure delay."""
+        return any(self.links[link].kind != "latency" for link in route)

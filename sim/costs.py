@@ -1,0 +1,33 @@
+"""Costs of a whole schedule at once: ops that are alike are looked up once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from sim.binding import Binding
+from sim.ops import OpId
+from sim.schedule import Schedule
+
+T = TypeVar("T")
+
+ALIKE = ("kind", "stage", "part", "other_stage", "source", "target")
+"""Columns that decide what an op costs and where it contends."""
+
+
+def per_op(schedule: Schedule, look_up: Callable[[OpId, int, int, list[int]], T]) -> list[T]:
+    """``look_up(id, source, target, member devices)`` for every op, called once for ops that are alike."""
+    alike = np.stack([schedule.ops[name] for name in ALIKE])
+    _, first, member = np.unique(alike, axis=1, return_index=True, return_inverse=True)
+    found: list[T] = []
+    for op in first.tolist():
+        row = schedule.ops[op]
+        found.append(look_up(schedule.id(op), int(row["source"]), int(row["target"]), schedule.devices_of(op)))
+    return [found[group] for group in member.ravel().tolist()]
+
+
+def seconds_column(schedule: Schedule, binding: Binding) -> list[float]:
+    """Duration of every op where nothing contends with it."""
+    return per_op(schedule, binding.op_seconds)

@@ -1,0 +1,117 @@
+"""The memory of every device: plays the buffer events of each op against the rules of an allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.binding import Binding, Resident
+from sim.errors import OutOfMemory
+from sim.memory.buffers import EVENTS, BufferKind
+from sim.memory.counting import Counting
+from sim.recording import buffer_sizes
+from sim.trace import MEMORY
+
+
+class Rules(Protocol):
+    """A clockless allocator: see `sim.memory.counting`."""
+
+    live_bytes: int
+    capacity_bytes: int | None
+
+    def malloc(self, size_bytes: int) -> bool:
+        """Take bytes, or say that they do not fit."""
+        ...
+
+    def free(self, size_bytes: int) -> None:
+        """Give bytes back."""
+        ...
+
+
+class Allocator:
+    """One state machine per device, fed in the order of the run.
+
+    ``events`` (dtype `EVENTS`) are known beforehand for a schedule and grow op by op for a program; ``name`` tells an
+    op's name for messages.
+    """
+
+    def __init__(self, binding: Binding, events: NDArray[np.void] | None, ops: int, name: Callable[[int], str]) -> None:
+        self._binding, self._name = binding, name
+        self.devices: list[Rules] = [Counting(capacity) for capacity in binding.capacity_bytes]
+        events = np.empty(0, EVENTS) if events is None else events
+        self._rows = events
+        self._grown: list[tuple[int, ...]] = []
+        self._delta: list[int] = (buffer_sizes(binding, events) * events["sign"]).tolist()
+        self._device: list[int] = events["device"].tolist()
+        slots = np.arange(2 * ops + 1)
+        self._first: list[int] = np.searchsorted(events["op"] * 2 + events["when"], slots).tolist()
+        self._times: list[float] = []
+        self._played: list[int] = []
+        self._resident: list[Resident] = []
+        for resident in binding.resident:
+            if not self.devices[resident.device].malloc(resident.size_bytes):
+                wanted_for = f"the {resident.kind.category} of stage {resident.stage}"
+                raise self._out_of_memory(resident.device, resident.size_bytes, wanted_for)
+            self._resident.append(resident)
+
+    def grow(self, op: int, events: Sequence[tuple[int, ...]]) -> None:
+        """Add the events of a program's next op, numbered one after the last."""
+        for when in (0, 1):
+            for event in events:
+                if event[0] == when:
+                    self._grown.append((op, *event))
+                    _, sign, kind, device, stage, _ = event
+                    self._delta.append(sign * self._binding.buffer_bytes[BufferKind(kind), stage])
+                    self._device.append(device)
+            self._first.append(len(self._delta))
+
+    def play(self, op: int, when: int, now_s: float) -> None:
+        """Do what ``op`` does to memory at its start or end.
+
+        Raises
+        ------
+        OutOfMemory : an allocation does not fit; the message says what held the memory.
+        """
+        slot = 2 * op + when
+        for event in range(self._first[slot], self._first[slot + 1]):
+            delta = self._delta[event]
+            device = self.devices[self._device[event]]
+            if delta < 0:
+                device.free(-delta)
+            elif not device.malloc(delta):
+                raise self._out_of_memory(self._device[event], delta, self._name(op))
+            self._times.append(now_s)
+            self._played.append(event)
+
+    def columns(self) -> NDArray[np.void]:
+        """Every change of live memory so far, in order of time (dtype `MEMORY`)."""
+        resident = np.array(
+            [(0.0, -1, r.device, r.kind, r.stage, 0, r.size_bytes) for r in self._resident], dtype=MEMORY
+        )
+        rows = np.concatenate([self._rows, np.array(self._grown, dtype=EVENTS)])[self._played]
+        played = np.empty(len(rows), MEMORY)
+        for name in ("op", "device", "kind", "stage", "number"):
+            played[name] = rows[name]
+        played["time_s"] = self._times
+        played["bytes"] = np.array(self._delta, np.int64)[self._played]
+        return np.concatenate([resident, played])
+
+    def _out_of_memory(self, device: int, requested: int, wanted_for: str) -> OutOfMemory:
+        rules, name = self.devices[device], self._binding.devices[device]
+        held: dict[str, int] = {}
+        columns = self.columns()
+        for row in columns[columns["device"] == device]:
+            category = BufferKind(int(row["kind"])).category
+            held[category] = held.get(category, 0) + int(row["bytes"])
+        holding = ", ".join(f"{category} {size:,} B" for category, size in held.items() if size)
+        capacity = rules.capacity_bytes or 0
+        error = OutOfMemory(
+            f"{name} is out of memory: {requested:,} B wanted for {wanted_for}, "
+            f"{capacity - rules.live_bytes:,} B free of {capacity:,} B; held: {holding or 'nothing'}"
+        )
+        error.device, error.requested_bytes = name, requested
+        error.live_bytes, error.capacity_bytes = rules.live_bytes, capacity
+        return error

@@ -1,0 +1,128 @@
+"""How transfers share the links of their routes: `Fifo` and `FairShare`. Other kinds need no station: nothing contends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sim.engine.core import Core
+from sim.engine.fair_share import check_capacity, max_min
+from sim.engine.queue import FirstComeFirstServed
+from sim.errors import BrokenInvariant
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What an op moves: after ``latency_s``, one flow of ``size_bytes`` over each of ``routes`` at once."""
+
+    routes: tuple[tuple[int, ...], ...]
+    size_bytes: float
+    latency_s: float
+
+
+class Fifo:
+    """A transfer holds every fifo link of its route for as long as it lasts, in the order of asking."""
+
+    def __init__(self, core: Core, payloads: Mapping[int, Payload], contended: frozenset[int]) -> None:
+        self._core, self._payloads, self._contended = core, payloads, contended
+        self._queue: FirstComeFirstServed[int] = FirstComeFirstServed(self._begin)
+
+    def request(self, op: int) -> None:
+        """See `Station`."""
+        links = {link for route in self._payloads[op].routes for link in route if link in self._contended}
+        self._queue.request(op, tuple(sorted(links)))
+
+    def _begin(self, op: int) -> None:
+        self._core.start(op)
+        self._core.completion(op).callbacks.append(lambda _: self._core.defer(lambda: self._queue.release(op)))
+        self._core.end(op, self._core.seconds[op])
+
+
+@dataclass(slots=True)
+class _Flow:
+    op: int
+    route: tuple[int, ...]
+    size_bytes: float
+    left_bytes: float
+    rate: float = 0.0
+    end_s: float = float("inf")
+
+
+class FairShare:
+    """Flow-level max-min fair sharing over all links of a route, re-computed when a flow starts or ends.
+
+    A link that is no ``fair_share`` limits each flow by itself: its bandwidth caps every flow that crosses it.
+    """
+
+    def __init__(
+        self, core: Core, payloads: Mapping[int, Payload], bytes_per_s: Sequence[float], contended: frozenset[int]
+    ) -> None:
+        self._core, self._payloads = core, payloads
+        self._bytes_per_s, self._contended = bytes_per_s, contended
+        self._flows: list[_Flow] = []
+        self._open: dict[int, int] = {}  # flows under way of each op
+        self._now = 0.0
+        self._wakes = 0
+
+    def request(self, op: int) -> None:
+        """See `Station`."""
+        self._core.start(op)
+        self._core.wake(lambda _: self._arrive(op), self._payloads[op].latency_s)
+
+    def _arrive(self, op: int) -> None:
+        payload = self._payloads[op]
+        self._advance()
+        self._open[op] = len(payload.routes)
+        self._flows += [_Flow(op, route, payload.size_bytes, payload.size_bytes) for route in payload.routes]
+        self._share()
+
+    def _advance(self) -> None:
+        """Bring the bytes left up to now."""
+        now = self._core.env.now
+        for flow in self._flows:
+            flow.left_bytes -= flow.rate * (now - self._now)
+        self._now = now
+
+    def _share(self) -> None:
+        """New rates; an end time moves only where its rate changes, so nothing drifts."""
+        routes, capacity = self._constraints()
+        rates = max_min(routes, capacity)
+        check_capacity(routes, rates, capacity)
+        for flow, rate in zip(self._flows, rates, strict=True):
+            if rate != flow.rate:
+                flow.rate = rate
+                flow.end_s = self._now + max(flow.left_bytes, 0.0) / rate
+        self._wakes += 1
+        if self._flows:
+            wake = self._wakes
+            self._core.wake(lambda _: self._wake(wake), max(min(flow.end_s for flow in self._flows) - self._now, 0.0))
+
+    def _constraints(self) -> tuple[list[tuple[int, ...]], dict[int, float]]:
+        """Routes and capacities for `max_min`; a flow's own cap is a link of its own (a negative number)."""
+        capacity: dict[int, float] = {}
+        routes: list[tuple[int, ...]] = []
+        for number, flow in enumerate(self._flows, 1):
+            shared = tuple(link for link in flow.route if link in self._contended)
+            capacity |= {link: self._bytes_per_s[link] for link in shared}
+            cap = min((self._bytes_per_s[link] for link in flow.route if link not in self._contended), default=None)
+            if cap is not None:
+                capacity[-number] = cap
+                shared = (*shared, -number)
+            routes.append(shared)
+        return routes, capacity
+
+    def _wake(self, wake: int) -> None:
+        if wake != self._wakes:  # the flows have changed since
+            return
+        self._advance()
+        soonest = min(flow.end_s for flow in self._flows)
+        done = [flow for flow in self._flows if flow.end_s <= soonest]
+        self._flows = [flow for flow in self._flows if flow.end_s > soonest]
+        for flow in done:
+            if abs(flow.left_bytes) > 1e-6 * max(flow.size_bytes, 1.0):
+                raise BrokenInvariant(f"a flow of {flow.size_bytes:.6g} B ended with {flow.left_bytes:.6g} B left")
+            self._open[flow.op] -= 1
+            if not self._open[flow.op]:
+                del self._open[flow.op]
+                self._core.end(flow.op)
+        self._share()

@@ -1,0 +1,169 @@
+"""What is trained: layers with seconds, bytes and flops.
+
+A `ModelProfile` holds seconds (measured, or computed from a `LayerTable` and a device by the roofline);
+a `LayerTable` holds work per sample, so it can be put on any device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Origin = Literal["measured", "published", "assumed"]
+"""Where a figure comes from: measured by somebody's run, published in a paper or data sheet, or assumed."""
+
+DTYPE_BYTES = {"fp32": 4, "bf16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer at the profile's batch: seconds per pass, bytes per batch (parameters: per model copy).
+
+    ``saved_bytes`` is what backward needs of this layer (its output unless stated), ``flops`` of the forward pass.
+    """
+
+    name: str
+    forward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+    output_bytes: float
+    saved_bytes: float
+    parameter_bytes: float
+    flops: float = 0.0
+
+    @property
+    def backward_s(self) -> float:
+        """Seconds of the full backward: input gradient and weight gradient."""
+        return self.backward_input_s + self.backward_weight_s
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfile:
+    """A chain of layers with seconds and bytes at a batch of ``batch`` samples.
+
+    Times and activation bytes scale linearly with samples (`at`). ``parameter_bytes_each`` is the size of one
+    parameter in ``parameter_bytes``: 4 for fp32.
+    """
+
+    name: str
+    batch: float
+    layers: tuple[Layer, ...]
+    input_bytes: float
+    origin: Origin
+    source: str
+    parameter_bytes_each: int = 4
+    notes: tuple[str, ...] = ()
+
+    def at(self, samples: float) -> ModelProfile:
+        """The same model at another batch; seconds, activation bytes and flops in proportion to samples."""
+        if samples == self.batch:
+            return self
+        f = samples / self.batch
+        layers = tuple(
+            replace(
+                layer,
+                forward_s=layer.forward_s * f,
+                backward_input_s=layer.backward_input_s * f,
+                backward_weight_s=layer.backward_weight_s * f,
+                output_bytes=layer.output_bytes * f,
+                saved_bytes=layer.saved_bytes * f,
+                flops=layer.flops * f,
+            )
+            for layer in self.layers
+        )
+        return replace(self, batch=samples, layers=layers, input_bytes=self.input_bytes * f)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWork:
+    """One layer of a `LayerTable`, per sample: multiply–adds count as two flops; elements, not bytes."""
+
+    name: str
+    forward_flops: float
+    output_elements: float
+    parameter_elements: float
+    in_place: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTable:
+    """A model as published: work per sample, without a device and without a batch."""
+
+    name: str
+    input_elements: float
+    layers: tuple[LayerWork, ...]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """What a device can do. Peaks per dtype in flop/s, memory in bytes and bytes/s; efficiencies in (0, 1]."""
+
+    name: str
+    memory_bytes: int
+    memory_bytes_per_s: float
+    peak_flops_per_s: dict[str, float]
+    compute_efficiency: dict[str, float]
+    memory_efficiency: float
+    source: str
+
+
+def roofline(table: LayerTable, device: DeviceSpec, dtype: str, samples: float) -> ModelProfile:
+    """Seconds of each layer as the larger of arithmetic time and memory time (Williams et al., CACM 2009).
+
+    Forward moves the input, the output and the parameters once. Each of the two gradients of backward does the
+    arithmetic of forward: the input gradient moves dy, parameters and dx; the weight gradient x, dy and dw. A layer
+    without parameters has no weight gradient; the first layer needs no input gradient.
+
+    Raises
+    ------
+    ValueError : the device has no peak for ``dtype``.
+    """
+    if dtype not in device.peak_flops_per_s:
+        raise ValueError(f"device '{device.name}' has no peak for dtype {dtype}")
+    flops_per_s = device.peak_flops_per_s[dtype] * device.compute_efficiency[dtype]
+    bytes_per_s = device.memory_bytes_per_s * device.memory_efficiency
+    size = DTYPE_BYTES[dtype]
+
+    def seconds(flops: float, moved_elements: float) -> float:
+        return max(flops / flops_per_s, moved_elements * size / bytes_per_s)
+
+    layers: list[Layer] = []
+    arriving = table.input_elements * samples
+    for index, work in enumerate(table.layers):
+        leaving, parameters = work.output_elements * samples, work.parameter_elements
+        pass_s = seconds(work.forward_flops * samples, arriving + leaving + parameters)
+        layers.append(
+            Layer(
+                name=work.name,
+                forward_s=pass_s,
+                backward_input_s=pass_s if index else 0.0,
+                backward_weight_s=pass_s if parameters else 0.0,
+                output_bytes=leaving * size,
+                saved_bytes=0.0 if work.in_place else leaving * size,
+                parameter_bytes=parameters * size,
+                flops=work.forward_flops * samples,
+            )
+        )
+        arriving = leaving
+    return ModelProfile(
+        name=table.name,
+        batch=samples,
+        layers=tuple(layers),
+        input_bytes=table.input_elements * samples * size,
+        origin="published",
+        source=f"roofline of {device.name} ({dtype}); {table.source}",
+        parameter_bytes_each=size,
+    )
+
+
+def uniform(stages: int, layer: Layer, samples: float) -> ModelProfile:
+    """One identical layer per stage, at the micro-batch of ``samples``: the model behind most closed forms."""
+    layers = tuple(replace(layer, name=f"stage{index}") for index in range(stages))
+    return ModelProfile("uniform", samples, layers, layer.output_bytes, "assumed", "uniform stages of the scenario")
+
+
+def total(layers: Sequence[Layer], field: str) -> float:
+    """Sum of one field over layers, in layer order."""
+    return float(sum(getattr(layer, field) for layer in layers))

@@ -1,0 +1,29 @@
+"""A plan: what a backend executes, apart from how long anything takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.partition import Partition
+from sim.program import Program
+from sim.schedule import Schedule
+from sim.training import Training
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A schedule or program, the layers of each stage, and the buffers its ops use.
+
+    ``events`` (dtype `sim.memory.buffers.EVENTS`) belongs to a schedule; the ops of a program carry their own.
+    ``model`` and ``training`` are for a real backend: what the stages are cut from, and the optimizer.
+    """
+
+    method: str
+    work: Schedule | Program
+    partition: Partition
+    model: str
+    training: Training
+    events: NDArray[np.void] | None = None

@@ -1,0 +1,165 @@
+"""From the columns of a run to its `Trace`: the same last step for every backend."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import sim
+from sim.binding import Binding, Cost, ring_share
+from sim.errors import BrokenInvariant
+from sim.memory.buffers import START, BufferKind
+from sim.ops import TRANSFER_KINDS, Lane, OpKind
+from sim.plan import Plan
+from sim.schedule import IntColumn, Rows
+from sim.trace import FLOWS, MEMORY, Trace
+
+MOVING_KINDS = (*sorted(TRANSFER_KINDS), OpKind.ALL_REDUCE)
+"""Kinds of op that put bytes on links."""
+
+
+def record(
+    plan: Plan,
+    binding: Binding,
+    columns: tuple[NDArray[np.void], tuple[Lane, ...], Rows],
+    start_s: NDArray[np.float64],
+    end_s: NDArray[np.float64],
+    memory: NDArray[np.void],
+    run: dict[str, Any],
+) -> Trace:
+    """The trace of a run.
+
+    Parameters
+    ----------
+    columns : op table, lanes, and the lanes of each op. ``run``: backend, seed and what else tells this run from others.
+
+    Raises
+    ------
+    BrokenInvariant : an op did not run, a lane overlaps itself, or memory did not return to its start.
+    """
+    ops, lanes, lanes_of = columns
+    trace = Trace(
+        header={**_header(plan, binding), **run},
+        shape=plan.work.shape,
+        ops=ops,
+        lanes=lanes,
+        lanes_of=lanes_of,
+        start_s=start_s,
+        end_s=end_s,
+        flows=_flows(binding, ops, lanes, lanes_of, start_s, end_s),
+        memory=memory[np.argsort(memory["time_s"], kind="stable")],
+    )
+    _check(trace)
+    return trace
+
+
+def _header(plan: Plan, binding: Binding) -> dict[str, Any]:
+    work = plan.work
+    return {
+        "method": plan.method,
+        "model": plan.model,
+        "weights": work.weights,
+        "distances": [list(pair) for pair in work.distances],
+        "partition": [list(stage) for stage in plan.partition],
+        "devices": list(binding.devices),
+        "hosts": [node.name for node in binding.cluster.hosts],
+        "links": [
+            {"name": link.name, "kind": link.kind, "bytes_per_s": link.bytes_per_s} for link in binding.cluster.links
+        ],
+        "capacity_bytes": list(binding.capacity_bytes),
+        "samples": binding.samples,
+        "flops": binding.flops,
+        "peak_flops_per_s": list(binding.peak_flops_per_s),
+        "provenance": dict(binding.provenance),
+        "versions": {"twinrail": sim.VERSION, "python": platform.python_version(), "numpy": np.__version__},
+    }
+
+
+def devices_of(op: int, lanes: tuple[Lane, ...], lanes_of: Rows) -> list[int]:
+    """The devices whose lanes an op holds, in order: the members of a collective."""
+    return sorted({lanes[lane].device for lane in lanes_of[op].tolist()})
+
+
+def _flows(
+    binding: Binding,
+    ops: NDArray[np.void],
+    lanes: tuple[Lane, ...],
+    lanes_of: Rows,
+    start_s: NDArray[np.float64],
+    end_s: NDArray[np.float64],
+) -> NDArray[np.void]:
+    """A row for each link that each op put bytes on, from the op's start to its end."""
+    chunks: list[NDArray[np.void]] = []
+    moving = np.flatnonzero(np.isin(ops["kind"], MOVING_KINDS))
+    alike = np.stack([ops[name][moving] for name in ("kind", "stage", "part", "source", "target")])
+    groups, member = np.unique(alike, axis=1, return_inverse=True)
+    by_group = np.argsort(member, kind="stable")
+    for group, column in zip(np.split(by_group, np.cumsum(np.bincount(member.ravel()))[:-1]), groups.T, strict=False):
+        kind, stage, part, source, target = (int(value) for value in column)
+        rows = moving[group]
+        size = binding.payload_bytes[Cost(OpKind(kind), stage, part)]
+        routes: tuple[tuple[int, ...], ...] = ()
+        if kind == OpKind.ALL_REDUCE:
+            members = devices_of(int(rows[0]), lanes, lanes_of)
+            routes, size = binding.ring_hops(members), ring_share(size, len(members))
+        else:
+            routes = (binding.route(source, target),)
+        for link in (link for route in routes for link in route):
+            flows = np.empty(len(rows), FLOWS)
+            flows["link"], flows["op"], flows["bytes"] = link, rows, size
+            flows["start_s"], flows["end_s"] = start_s[rows], end_s[rows]
+            chunks.append(flows)
+    flows = np.concatenate(chunks) if chunks else np.empty(0, FLOWS)
+    return flows[np.lexsort([flows["link"], flows["op"], flows["start_s"]])]
+
+
+def memory_columns(
+    binding: Binding, events: NDArray[np.void], start_s: NDArray[np.float64], end_s: NDArray[np.float64]
+) -> NDArray[np.void]:
+    """Memory events at the times of a run that had no allocator of its own: releases of an instant come first."""
+    resident = np.array([(0.0, -1, r.device, r.kind, r.stage, 0, r.size_bytes) for r in binding.resident], dtype=MEMORY)
+    memory = np.empty(len(events), MEMORY)
+    for name in ("op", "device", "kind", "stage", "number"):
+        memory[name] = events[name]
+    memory["time_s"] = np.where(events["when"] == START, start_s[events["op"]], end_s[events["op"]])
+    memory["bytes"] = buffer_sizes(binding, events) * events["sign"]
+    memory = memory[np.lexsort([memory["op"], events["when"] == START, memory["time_s"]])]
+    return np.concatenate([resident, memory])
+
+
+def buffer_sizes(binding: Binding, events: NDArray[np.void]) -> IntColumn:
+    """Bytes of the buffer of each event (dtype `EVENTS`)."""
+    size = np.zeros(len(events), np.int64)
+    code = events["kind"].astype(np.int64) * (int(events["stage"].max(initial=0)) + 1) + events["stage"]
+    for first in np.unique(code, return_index=True)[1]:
+        row = events[first]
+        size[code == code[first]] = binding.buffer_bytes[BufferKind(int(row["kind"])), int(row["stage"])]
+    return size
+
+
+def _check(trace: Trace) -> None:
+    """The laws of every run, whatever the backend."""
+    if not len(trace.ops):
+        raise BrokenInvariant("a run without a single op")
+    if bool((trace.start_s < 0).any()) or bool((trace.end_s < trace.start_s).any()):
+        raise BrokenInvariant("an op did not run, or ended before it started")
+    for lane, ops in zip(trace.lanes, trace.order, strict=True):
+        if bool((trace.start_s[ops[1:]] < trace.end_s[ops[:-1]]).any()) and lane.stream != "core":
+            raise BrokenInvariant(f"lane d{lane.device}.{lane.stream} overlaps itself")
+    dynamic = trace.memory[trace.memory["op"] >= 0]
+    if len(dynamic) and int(dynamic["bytes"].sum()):
+        raise BrokenInvariant(f"{int(dynamic['bytes'].sum())} bytes were allocated and never released")
+    _check_links(trace)
+
+
+def _check_links(trace: Trace) -> None:
+    """No link carries more than its bandwidth allows over the span of its flows."""
+    for link, figures in enumerate(trace.header["links"]):
+        flows = trace.flows[trace.flows["link"] == link]
+        if len(flows) and figures["kind"] in ("fifo", "fair_share"):
+            span = float(flows["end_s"].max() - flows["start_s"].min())
+            if float(flows["bytes"].sum()) > figures["bytes_per_s"] * span * (1 + 1e-9) + 1e-6:
+                raise BrokenInvariant(f"link {figures['name']} carried more than its bandwidth")

@@ -1,0 +1,488 @@
+"""What runs, where and in which order; never how long.
+
+A `Schedule` holds a static order for every lane and the data dependencies between ops. The dependencies of a
+pipeline are written once, in `assemble`; planners and passes only order. Everything is stored as columns: a
+schedule of a million ops is a few arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.errors import InvalidSchedule
+from sim.ops import Lane, OpId, OpKind
+
+IntColumn = NDArray[np.int64]
+
+OPS = np.dtype(
+    [
+        ("kind", "i1"),
+        ("stage", "i4"),
+        ("micro_batch", "i4"),
+        ("replica", "i4"),
+        ("part", "i4"),
+        ("other_stage", "i4"),
+        ("other_micro_batch", "i4"),
+        ("source", "i4"),
+        ("target", "i4"),
+        ("reads", "i4"),
+        ("writes", "i4"),
+    ]
+)
+"""Columns of an op table: the seven fields of `OpId`; the device it runs on (a transfer: leaves from) and the device
+a transfer arrives at (−1: none); the weight version it reads and writes (−1: none)."""
+
+UNSET = -2
+"""A version not stated by the planner: derived from the order of the lane that updates the stage."""
+
+FORWARD_KINDS = (OpKind.FORWARD, OpKind.FORWARD_BACKWARD)
+BACKWARD_KINDS = (OpKind.BACKWARD, OpKind.BACKWARD_INPUT, OpKind.BACKWARD_WEIGHT)
+
+
+class Shape(NamedTuple):
+    """How much there is to do. ``micro_batches`` counts per mini-batch, and per replica where there are replicas."""
+
+    stages: int
+    micro_batches: int
+    mini_batches: int = 1
+    replicas: int = 1
+
+    @property
+    def total(self) -> int:
+        """Micro-batches of the whole run (per replica)."""
+        return self.micro_batches * self.mini_batches
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A ragged table of integers: row ``i`` is ``values[starts[i]:starts[i + 1]]``."""
+
+    starts: IntColumn
+    values: IntColumn
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int] | IntColumn]) -> Rows:
+        """Pack a list of rows."""
+        sizes = np.fromiter((len(row) for row in rows), np.int64, len(rows))
+        values = np.concatenate([np.asarray(row, np.int64) for row in rows]) if len(rows) else np.empty(0, np.int64)
+        return cls(np.concatenate([[0], np.cumsum(sizes)]), values)
+
+    @classmethod
+    def from_pairs(cls, owner: IntColumn, value: IntColumn, rows: int) -> Rows:
+        """Row ``i`` collects ``value`` where ``owner == i``, in the order given."""
+        by_owner = np.argsort(owner, kind="stable")
+        counts = np.bincount(owner, minlength=rows)
+        return cls(np.concatenate([[0], np.cumsum(counts)]), value[by_owner])
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, row: int) -> IntColumn:
+        return self.values[self.starts[row] : self.starts[row + 1]]
+
+    def __iter__(self) -> Iterator[IntColumn]:
+        return (self[row] for row in range(len(self)))
+
+    @cached_property
+    def owners(self) -> IntColumn:
+        """The row of each value."""
+        return np.repeat(np.arange(len(self)), np.diff(self.starts))
+
+
+def op_id(row: Any) -> OpId:
+    """The name of one row of an op table."""
+    kind, *rest = (int(row[name]) for name in OPS.names[:7])  # type: ignore[index]
+    return OpId(OpKind(kind), *rest)
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """A static plan.
+
+    Parameters
+    ----------
+    shape : stages, micro-batches, mini-batches, replicas.
+    ops : the op table (dtype `OPS`), sorted by micro-batch, stage, kind, replica, part: equal schedules have equal
+        tables, whatever the order in which they were built.
+    lanes : the lanes; ``order[lane]`` lists its ops first to last.
+    after : ``after[op]`` lists the ops whose end ``op`` waits for; the order of lanes is not repeated here.
+    extra : pairs (earlier, later) that the planner asked for beyond the data dependencies, kept for passes.
+    weights : the weight policy that versions follow: ``latest``, ``stash`` or ``predict``.
+    distances : under ``predict``, how many updates ahead (forward, backward) of each stage predict.
+    """
+
+    shape: Shape
+    ops: NDArray[np.void]
+    lanes: tuple[Lane, ...]
+    order: Rows
+    after: Rows
+    extra: IntColumn
+    weights: str = "latest"
+    distances: tuple[tuple[int, int], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ops)
+
+    def id(self, op: int) -> OpId:
+        """The name of op number ``op``."""
+        return op_id(self.ops[op])
+
+    def devices_of(self, op: int) -> list[int]:
+        """The devices whose lanes an op holds, in order: the members of a collective."""
+        return sorted({self.lanes[lane].device for lane in self.lanes_of[op].tolist()})
+
+    @cached_property
+    def lanes_of(self) -> Rows:
+        """The lanes of each op: one, several for a rendezvous or collective, none for a pure delay."""
+        return Rows.from_pairs(self.order.values, self.order.owners, len(self.ops))
+
+    @cached_property
+    def waits_for(self) -> Rows:
+        """Every op that ``op`` waits for: data dependencies and the op before it on each lane, without doubles."""
+        starts = np.zeros(len(self.order.values), bool)
+        starts[self.order.starts[:-1][np.diff(self.order.starts) > 0]] = True
+        later = self.order.values[~starts]
+        earlier = np.concatenate([[0], self.order.values])[:-1][~starts]
+        pairs = np.stack([np.concatenate([self.after.owners, later]), np.concatenate([self.after.values, earlier])])
+        pairs = np.unique(pairs, axis=1)
+        return Rows.from_pairs(pairs[0], pairs[1], len(self.ops))
+
+    @cached_property
+    def successors(self) -> Rows:
+        """The ops that wait for each op: `waits_for`, reversed."""
+        return Rows.from_pairs(self.waits_for.values, self.waits_for.owners, len(self.ops))
+
+    @cached_property
+    def dependents(self) -> Rows:
+        """The ops that wait for the data of each op: `after`, reversed."""
+        return Rows.from_pairs(self.after.values, self.after.owners, len(self.ops))
+
+    @cached_property
+    def topological(self) -> list[int]:
+        """Every op after all it waits for.
+
+        Raises
+        ------
+        InvalidSchedule : the order is cyclic (a lane order against the data, or lanes that wait for each other).
+        """
+        waiting = np.diff(self.waits_for.starts).tolist()
+        starts, values = self.successors.starts.tolist(), self.successors.values.tolist()
+        done = [op for op, count in enumerate(waiting) if not count]
+        for op in done:  # grows while it is walked
+            for later in values[starts[op] : starts[op + 1]]:
+                waiting[later] -= 1
+                if not waiting[later]:
+                    done.append(later)
+        if len(done) < len(waiting):
+            raise self._cyclic(set(done))
+        return done
+
+    def _cyclic(self, done: set[int]) -> InvalidSchedule:
+        """The fault of a cyclic order, naming one cycle."""
+        op = next(op for op in range(len(self.ops)) if op not in done)
+        path: list[int] = []
+        while op not in path:
+            path.append(op)
+            op = next(int(earlier) for earlier in self.waits_for[op] if int(earlier) not in done)
+        cycle = [*path[path.index(op) :], op]
+        chain = " waits for ".join(str(self.id(step)) for step in cycle)
+        return self.fault(op, f"these ops wait for each other: {chain}")
+
+    def fault(self, op: int, message: str) -> InvalidSchedule:
+        """An `InvalidSchedule` that shows the grid with ``op`` marked."""
+        return invalid(self.ops, self.lanes, self.order, op, message)
+
+    def check(self) -> None:
+        """Find missing and cyclic ops, on every build.
+
+        Raises
+        ------
+        InvalidSchedule : with the op's name and the grid in which its cell is marked.
+        """
+        ops, shape = self.ops, self.shape
+        _ = self.topological
+        if not len(ops):
+            raise InvalidSchedule("an empty schedule: no op at all")
+        halves = Halves(ops)
+        forward = np.isin(ops["kind"], FORWARD_KINDS)
+        pairs = np.unique(np.stack([ops["micro_batch"][forward], ops["replica"][forward]]), axis=1)
+        seen = np.unique(pairs[0])
+        if len(seen) != shape.total or (len(seen) and seen[-1] != shape.total - 1):
+            missing = sorted(set(range(shape.total)) - set(seen.tolist())) or [int(seen[-1])]
+            raise self.fault(-1, f"micro-batch {missing[0]} is missing or unexpected: there should be {shape.total}")
+        for stage in range(shape.stages):
+            for kind in (OpKind.FORWARD, OpKind.BACKWARD):
+                absent = halves.find(kind, stage, pairs[0], pairs[1]) < 0
+                if kind is OpKind.BACKWARD:
+                    split = [halves.find(half, stage, pairs[0], pairs[1]) < 0 for half in BACKWARD_KINDS[1:]]
+                    parts = halves.find(kind, stage, pairs[0], pairs[1], 0) < 0
+                    absent &= (split[0] | split[1]) & parts
+                if absent.any():
+                    first = int(np.flatnonzero(absent)[0])
+                    name = OpId(kind, stage, int(pairs[0][first]), int(pairs[1][first]))
+                    raise self.fault(-1, f"{name} is missing")
+
+
+def invalid(ops: NDArray[np.void], lanes: Sequence[Lane], order: Rows, op: int, message: str) -> InvalidSchedule:
+    """An `InvalidSchedule` with the grid of the lane orders, the cell of ``op`` marked (−1: none)."""
+    rows = [[_cell(ops[index], int(index) == op) for index in order[lane]] for lane in range(len(lanes))]
+    error = InvalidSchedule(f"{message}\n{render(lanes, rows)}")
+    error.op, error.grid = (str(op_id(ops[op])) if op >= 0 else ""), render(lanes, rows)
+    return error
+
+
+def _cell(row: Any, marked: bool) -> str:
+    return f">{op_id(row)}<" if marked else str(op_id(row))
+
+
+def render(lanes: Sequence[Lane], rows: Sequence[Sequence[str]], most: int = 64) -> str:
+    """A grid as text: a line a lane that computes, a column a slot, at most ``most`` columns."""
+    shown = [(f"d{lane.device}.{lane.stream}", row) for lane, row in zip(lanes, rows, strict=True) if lane.computes]
+    width = max((len(cell) for _, row in shown for cell in row[:most]), default=1)
+    label = max((len(name) for name, _ in shown), default=0)
+    lines = [
+        f"{name:<{label}} │ "
+        + " ".join(cell.center(width) for cell in row[:most]).rstrip()
+        + (" …" * (len(row) > most))
+        for name, row in shown
+    ]
+    return "\n".join(lines)
+
+
+class Halves:
+    """Find ops by name in an op table; a fused pair is found by either half."""
+
+    def __init__(self, ops: NDArray[np.void]) -> None:
+        self.span = 1 + np.array(
+            [max(int(ops[name].max(initial=0)), 0) + 1 for name in ("stage", "micro_batch", "replica", "part")]
+        )
+        whole = np.flatnonzero(ops["kind"] != OpKind.FORWARD_BACKWARD)
+        fused = np.flatnonzero(ops["kind"] == OpKind.FORWARD_BACKWARD)
+        if len(fused):
+            self.span[0] = max(self.span[0], int(ops["other_stage"].max()) + 2)
+            self.span[1] = max(self.span[1], int(ops["other_micro_batch"].max()) + 2)
+        pair, single = ops[fused], ops[whole]
+        codes = [
+            self._code(single["kind"], single["stage"], single["micro_batch"], single["replica"], single["part"]),
+            self._code(OpKind.FORWARD, pair["stage"], pair["micro_batch"], pair["replica"], -1),
+            self._code(OpKind.BACKWARD, pair["other_stage"], pair["other_micro_batch"], pair["replica"], -1),
+        ]
+        index = np.concatenate([whole, fused, fused])
+        code = np.concatenate(codes)
+        by_code = np.argsort(code, kind="stable")
+        self.codes, self.index = code[by_code], index[by_code]
+
+    def _code(self, kind: Any, stage: Any, micro_batch: Any, replica: Any, part: Any) -> IntColumn:
+        code = np.asarray(kind, np.int64)
+        for value, span in zip((stage, micro_batch, replica, np.add(part, 1)), self.span, strict=True):
+            code = code * span + np.asarray(value, np.int64)
+        return code
+
+    def doubled(self) -> int:
+        """An op that stands in the table twice, or −1."""
+        twice = np.flatnonzero(self.codes[1:] == self.codes[:-1])
+        return int(self.index[twice[0] + 1]) if len(twice) else -1
+
+    def find(self, kind: Any, stage: Any, micro_batch: Any, replica: Any, part: Any = -1) -> IntColumn:
+        """Rows of the ops asked for (broadcast), −1 where there is none."""
+        values = np.broadcast_arrays(kind, stage, micro_batch, replica, part)
+        inside = np.ones(values[0].shape, bool)
+        for value, span in zip(values[1:], self.span, strict=True):
+            inside &= (value >= -1) & (value < span - 1)
+        inside &= (values[1] >= 0) & (values[2] >= 0) & (values[3] >= 0)
+        code = self._code(*values)
+        place = np.minimum(np.searchsorted(self.codes, code), max(len(self.codes) - 1, 0))
+        found = inside & (self.codes[place] == code) if len(self.codes) else np.zeros(code.shape, bool)
+        return np.where(found, self.index[place] if len(self.index) else -1, -1).astype(np.int64)
+
+
+def assemble(
+    shape: Shape,
+    lanes: Sequence[Lane],
+    ops: NDArray[np.void],
+    order: Sequence[Sequence[int] | IntColumn],
+    extra: Iterable[tuple[int, int]] | IntColumn = (),
+    weights: str = "latest",
+    distances: tuple[tuple[int, int], ...] = (),
+) -> Schedule:
+    """Sort the ops, derive versions and data dependencies, check.
+
+    Parameters
+    ----------
+    ops : op table in any order; ``reads`` may be `UNSET`.
+    order : for each lane the rows of ``ops`` it runs.
+    extra : pairs (earlier, later) of rows beyond the data dependencies.
+
+    Raises
+    ------
+    InvalidSchedule : an op is doubled, missing or part of a cycle.
+    """
+    by_name = np.lexsort([ops[name] for name in ("part", "replica", "kind", "stage", "micro_batch")])
+    place = np.empty(len(ops), np.int64)
+    place[by_name] = np.arange(len(ops))
+    ops = ops[by_name]
+    rows = Rows.of([place[np.asarray(row, np.int64)] for row in order])
+    pairs = place[np.asarray(extra if isinstance(extra, np.ndarray) else list(extra), np.int64).reshape(-1, 2)]
+    halves = Halves(ops)
+    if (twice := halves.doubled()) >= 0:
+        raise invalid(ops, lanes, rows, twice, f"{op_id(ops[twice])} stands in the schedule twice")
+    _versions(ops, rows)
+    earlier, later = _dependencies(shape, ops, halves, rows)
+    after = np.unique(np.stack([np.append(later, pairs[:, 1]), np.append(earlier, pairs[:, 0])]), axis=1)
+    schedule = Schedule(
+        shape, ops, tuple(lanes), rows, Rows.from_pairs(after[0], after[1], len(ops)), pairs, weights, distances
+    )
+    schedule.check()
+    return schedule
+
+
+def _versions(ops: NDArray[np.void], order: Rows) -> None:
+    """Fill in unset versions: an op reads as many updates of its stage as stand before it on the updating lane."""
+    updates = ops["kind"] == OpKind.UPDATE
+    ops["writes"] = np.where(updates, ops["micro_batch"] + 1, -1)
+    uses = np.isin(ops["kind"], (*FORWARD_KINDS, *BACKWARD_KINDS, OpKind.RECOMPUTE)) & (ops["reads"] == UNSET)
+    for row in order:
+        on_lane = ops[row]
+        weights_of = on_lane["stage"] * (int(ops["replica"].max()) + 1) + on_lane["replica"]
+        for owner in np.unique(weights_of[uses[row]]):
+            mine = weights_of == owner
+            seen = np.cumsum(updates[row] & mine)
+            chosen = mine & uses[row]
+            ops["reads"][row[chosen]] = np.maximum(ops["reads"][row[chosen]], seen[chosen])
+    ops["reads"][ops["reads"] == UNSET] = -1
+
+
+def _dependencies(shape: Shape, ops: NDArray[np.void], halves: Halves, order: Rows) -> tuple[IntColumn, IntColumn]:
+    """Who waits for whom by the data of training: (earlier, later) rows.
+
+    A forward waits for the forward before it (through its transfer where there is one), a backward for its own
+    forward and the backward after it, a weight gradient for its input gradient, an all-reduce for the gradients
+    it sums, an update for all gradients of its mini-batch. A forward on another lane than the update it must see
+    (and the one it must not) waits for the one and is waited for by the other.
+    """
+    pairs: list[tuple[IntColumn, IntColumn]] = []
+
+    def link(later: IntColumn, earlier: IntColumn) -> IntColumn:
+        found = earlier >= 0
+        pairs.append((earlier[found], later[found]))
+        return found
+
+    def rows(*kinds: OpKind) -> tuple[IntColumn, Any]:
+        index = np.flatnonzero(np.isin(ops["kind"], kinds))
+        return index, ops[index]
+
+    def gradient(stage: Any, micro_batch: Any, replica: Any, part: Any = -1) -> IntColumn:
+        full = halves.find(OpKind.BACKWARD, stage, micro_batch, replica, part)
+        split = halves.find(OpKind.BACKWARD_INPUT, stage, micro_batch, replica, part)
+        return np.where(full >= 0, full, split)
+
+    def needs_input(later: IntColumn, stage: Any, micro_batch: Any, replica: Any) -> None:
+        arrived = link(later, halves.find(OpKind.SEND_ACTIVATION, stage - 1, micro_batch, replica))
+        link(later[~arrived], halves.find(OpKind.FORWARD, stage - 1, micro_batch, replica)[~arrived])
+
+    def needs_gradient(later: IntColumn, stage: Any, micro_batch: Any, replica: Any) -> None:
+        link(later, halves.find(OpKind.FORWARD, stage, micro_batch, replica))
+        arrived = link(later, halves.find(OpKind.SEND_GRADIENT, stage + 1, micro_batch, replica))
+        link(later[~arrived], gradient(stage + 1, micro_batch, replica)[~arrived])
+
+    index, op = rows(*FORWARD_KINDS)
+    needs_input(index, op["stage"], op["micro_batch"], op["replica"])
+    index, op = rows(OpKind.BACKWARD, OpKind.BACKWARD_INPUT)
+    needs_gradient(index, op["stage"], op["micro_batch"], op["replica"])
+    index, op = rows(OpKind.FORWARD_BACKWARD)
+    needs_gradient(index, op["other_stage"], op["other_micro_batch"], op["replica"])
+    index, op = rows(OpKind.SEND_ACTIVATION)
+    link(index, halves.find(OpKind.FORWARD, op["stage"], op["micro_batch"], op["replica"]))
+    index, op = rows(OpKind.SEND_GRADIENT)
+    link(index, gradient(op["stage"], op["micro_batch"], op["replica"]))
+    index, op = rows(OpKind.BACKWARD_WEIGHT)
+    link(index, halves.find(OpKind.BACKWARD_INPUT, op["stage"], op["micro_batch"], op["replica"], op["part"]))
+    for kind in BACKWARD_KINDS:
+        index, op = rows(kind)
+        mini_batch = op["micro_batch"] // shape.micro_batches
+        reduced = halves.find(OpKind.ALL_REDUCE, op["stage"], mini_batch, 0, op["part"])
+        found = reduced >= 0
+        pairs.append((index[found], reduced[found]))
+        update = halves.find(OpKind.UPDATE, op["stage"], mini_batch, op["replica"])
+        pairs.append((index[update >= 0], update[update >= 0]))
+    index, op = rows(OpKind.FORWARD_BACKWARD)
+    update = halves.find(
+        OpKind.UPDATE, op["other_stage"], op["other_micro_batch"] // shape.micro_batches, op["replica"]
+    )
+    pairs.append((index[update >= 0], update[update >= 0]))
+    index, op = rows(OpKind.ALL_REDUCE)
+    for replica in range(shape.replicas):
+        update = halves.find(OpKind.UPDATE, op["stage"], op["micro_batch"], replica)
+        pairs.append((index[update >= 0], update[update >= 0]))
+    pairs.extend(_version_edges(ops, halves, order))
+    return np.concatenate([pair[0] for pair in pairs]), np.concatenate([pair[1] for pair in pairs])
+
+
+def _version_edges(ops: NDArray[np.void], halves: Halves, order: Rows) -> list[tuple[IntColumn, IntColumn]]:
+    """Order between forwards and the updates of their stage where they stand on different lanes."""
+    lane = np.full(len(ops), -1, np.int64)
+    lane[order.values] = order.owners
+    forward = np.flatnonzero(ops["kind"] == OpKind.FORWARD)
+    op = ops[forward]
+    seen = halves.find(OpKind.UPDATE, op["stage"], op["reads"] - 1, op["replica"])
+    unseen = halves.find(OpKind.UPDATE, op["stage"], op["reads"], op["replica"])
+    before = (seen >= 0) & (lane[seen] != lane[forward])
+    behind = (unseen >= 0) & (lane[unseen] != lane[forward])
+    return [(seen[before], forward[before]), (forward[behind], unseen[behind])]
+
+
+class ScheduleBuilder:
+    """Collect ops lane by lane; `build` adds the dependencies and checks.
+
+    Examples
+    --------
+    >>> builder = ScheduleBuilder(Shape(stages=1, micro_batches=1))
+    >>> gpu = builder.lane(0, "compute")
+    >>> for kind in (OpKind.FORWARD, OpKind.BACKWARD):
+    ...     builder.add(gpu, OpId(kind, stage=0, micro_batch=0))
+    >>> len(builder.build())
+    2
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self._lanes: dict[Lane, list[int]] = {}
+        self._rows: list[tuple[int, ...]] = []
+        self._named: dict[OpId, int] = {}
+        self._extra: list[tuple[OpId, OpId]] = []
+
+    def lane(self, device: int, stream: str) -> Lane:
+        """The lane of that name, made where it is new."""
+        lane = Lane(device, stream)
+        self._lanes.setdefault(lane, [])
+        return lane
+
+    def add(self, lanes: Lane | Sequence[Lane], op: OpId, reads: int = UNSET) -> None:
+        """Append an op to one lane, or to several that it holds at once. ``reads`` states its weight version."""
+        held = [lanes] if isinstance(lanes, Lane) else lanes
+        row = len(self._rows)
+        for lane in held:
+            self._lanes[lane].append(row)
+        self._rows.append((*op, held[0].device, -1, reads, -1))
+        self._named[op] = row
+
+    def after(self, later: OpId, earlier: OpId) -> None:
+        """Make ``later`` wait for ``earlier``, beyond the data dependencies."""
+        self._extra.append((earlier, later))
+
+    def build(self) -> Schedule:
+        """The schedule, checked.
+
+        Raises
+        ------
+        InvalidSchedule : an op is doubled, missing or part of a cycle.
+        """
+        extra = [(self._named[earlier], self._named[later]) for earlier, later in self._extra]
+        table = np.array(self._rows, dtype=OPS)
+        return assemble(self.shape, list(self._lanes), table, list(self._lanes.values()), extra)
