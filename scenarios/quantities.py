@@ -72,7 +72,7 @@ class Quantity:
             bounds = f"at most {_MOST:g}" if self.zero else f"from {_LEAST:g} to {_MOST:g}"
             unit = next(unit for unit, factor in self.units.items() if factor == 1)
             raise WrongValue(f"{self.noun} must be {bounds} {unit}, got {shown(value)}")
-        return abs(number)  # −0 is 0
+        return abs(number)  # -0 is 0
 
     def _meant(self, unit: str) -> str | None:
         if self.confusions and unit in self.confusions:
@@ -112,7 +112,8 @@ def _units(unit: str, *prefixes: Mapping[str, int], one: str = "1") -> dict[str,
     return {f"{prefix}{unit}": Decimal(one) * factor for part in prefixes for prefix, factor in part.items()}
 
 
-_DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_PETA = {"P": 10**15}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _SECONDS = {
     unit: Decimal(value)
@@ -139,7 +140,7 @@ _RATE_CONFUSIONS = {
 }
 _FLOP_CONFUSIONS = {
     written: f"write {prefix}FLOP/s"
-    for prefix in _DECIMAL
+    for prefix in (*_DECIMAL, *_PETA)
     for written in (f"{prefix}FLOPS", f"{prefix}FLOPs", f"{prefix}FLOP")
 }
 
@@ -147,8 +148,10 @@ TIME = Quantity("a time", _SECONDS, "18.5 ms", confusions=_TIME_CONFUSIONS)
 SIZE = Quantity("a size", _BYTES, "24 GiB")
 CAPACITY = Quantity("a capacity", _BYTES, "24 GiB", zero=False)
 BANDWIDTH = Quantity("a bandwidth", _BYTES_PER_S, "16 GB/s", zero=False, confusions=_RATE_CONFUSIONS)
-ARITHMETIC_RATE = Quantity("a computing rate", _units("FLOP/s", _DECIMAL), "11.76 TFLOP/s", False, _FLOP_CONFUSIONS)
-WORK = Quantity("an amount of work", _units("FLOP", _DECIMAL), "30 GFLOP")
+ARITHMETIC_RATE = Quantity(
+    "a computing rate", _units("FLOP/s", _DECIMAL, _PETA), "11.76 TFLOP/s", False, _FLOP_CONFUSIONS
+)
+WORK = Quantity("an amount of work", _units("FLOP", _DECIMAL, _PETA), "30 GFLOP")
 
 Seconds = Annotated[float, BeforeValidator(TIME.read), WithJsonSchema(TIME.json_schema())]
 """Seconds, 0 or more."""
@@ -184,7 +187,7 @@ def _format(value: float, units: Mapping[str, Decimal], plain: str) -> str:
     if value == 0 or not math.isfinite(value):
         return f"{value:.0f} {plain}"
     smallest = next(iter(units))
-    for unit, factor in reversed(units.items()):
+    for unit, factor in reversed([*units.items()]):
         number = float(f"{value / float(factor):.3g}")
         if abs(number) >= 1 or unit == smallest:
             break

@@ -25,7 +25,8 @@ def times(schedule: Schedule, seconds: Sequence[float]) -> tuple[list[float], li
     for op in schedule.topological:
         begin = 0.0
         for earlier in values[starts[op] : starts[op + 1]]:
-            begin = max(begin, end[earlier])
+            if end[earlier] > begin:
+                begin = end[earlier]
         start[op] = begin
         end[op] = begin + seconds[op]
     return start, end

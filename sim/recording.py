@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 import sim
 from sim.binding import Binding, Cost, ring_share
+from sim.costs import ALIKE, alike
 from sim.errors import BrokenInvariant
 from sim.memory.buffers import START, BufferKind
 from sim.ops import TRANSFER_KINDS, Lane, OpKind
 from sim.plan import Plan
-from sim.schedule import IntColumn, Rows
+from sim.schedule import IntColumn, Rows, Schedule
 from sim.trace import FLOWS, MEMORY, Trace
 
 MOVING_KINDS = (*sorted(TRANSFER_KINDS), OpKind.ALL_REDUCE)
@@ -52,7 +53,7 @@ def record(
         flows=_flows(binding, ops, lanes, lanes_of, start_s, end_s),
         memory=memory[np.argsort(memory["time_s"], kind="stable")],
     )
-    _check(trace)
+    _check(trace, plan.work.order if isinstance(plan.work, Schedule) else trace.order)
     return trace
 
 
@@ -94,16 +95,15 @@ def _flows(
     """A row for each link that each op put bytes on, from the op's start to its end."""
     chunks: list[NDArray[np.void]] = []
     moving = np.flatnonzero(np.isin(ops["kind"], MOVING_KINDS))
-    alike = np.stack([ops[name][moving] for name in ("kind", "stage", "part", "source", "target")])
-    groups, member = np.unique(alike, axis=1, return_inverse=True)
-    by_group = np.argsort(member, kind="stable")
-    for group, column in zip(np.split(by_group, np.cumsum(np.bincount(member.ravel()))[:-1]), groups.T, strict=False):
-        kind, stage, part, source, target = (int(value) for value in column)
-        rows = moving[group]
+    first, member = alike(*(ops[name][moving] for name in ALIKE))
+    for op, rows in zip(moving[first].tolist(), Rows.from_pairs(member, moving, len(first)), strict=True):
+        kind, stage, part, source, target = (
+            int(ops[name][op]) for name in ("kind", "stage", "part", "source", "target")
+        )
         size = binding.payload_bytes[Cost(OpKind(kind), stage, part)]
         routes: tuple[tuple[int, ...], ...] = ()
         if kind == OpKind.ALL_REDUCE:
-            members = devices_of(int(rows[0]), lanes, lanes_of)
+            members = devices_of(op, lanes, lanes_of)
             routes, size = binding.ring_hops(members), ring_share(size, len(members))
         else:
             routes = (binding.route(source, target),)
@@ -140,15 +140,15 @@ def buffer_sizes(binding: Binding, events: NDArray[np.void]) -> IntColumn:
     return size
 
 
-def _check(trace: Trace) -> None:
-    """The laws of every run, whatever the backend."""
+def _check(trace: Trace, order: Rows) -> None:
+    """The laws of every run, whatever the backend; ``order`` is what each lane should have run, one after another."""
     if not len(trace.ops):
         raise BrokenInvariant("a run without a single op")
     if bool((trace.start_s < 0).any()) or bool((trace.end_s < trace.start_s).any()):
         raise BrokenInvariant("an op did not run, or ended before it started")
-    for lane, ops in zip(trace.lanes, trace.order, strict=True):
+    for lane, ops in zip(trace.lanes, order, strict=True):
         if bool((trace.start_s[ops[1:]] < trace.end_s[ops[:-1]]).any()) and lane.stream != "core":
-            raise BrokenInvariant(f"lane d{lane.device}.{lane.stream} overlaps itself")
+            raise BrokenInvariant(f"lane d{lane.device}.{lane.stream} overlaps itself or leaves its order")
     dynamic = trace.memory[trace.memory["op"] >= 0]
     if len(dynamic) and int(dynamic["bytes"].sum()):
         raise BrokenInvariant(f"{int(dynamic['bytes'].sum())} bytes were allocated and never released")
@@ -157,9 +157,11 @@ def _check(trace: Trace) -> None:
 
 def _check_links(trace: Trace) -> None:
     """No link carries more than its bandwidth allows over the span of its flows."""
-    for link, figures in enumerate(trace.header["links"]):
-        flows = trace.flows[trace.flows["link"] == link]
-        if len(flows) and figures["kind"] in ("fifo", "fair_share"):
-            span = float(flows["end_s"].max() - flows["start_s"].min())
-            if float(flows["bytes"].sum()) > figures["bytes_per_s"] * span * (1 + 1e-9) + 1e-6:
-                raise BrokenInvariant(f"link {figures['name']} carried more than its bandwidth")
+    links = trace.header["links"]
+    shared = np.array([link["kind"] in ("fifo", "fair_share") for link in links], bool)
+    flows = trace.flows[shared[trace.flows["link"]]] if shared.any() else trace.flows[:0]
+    for link in np.unique(flows["link"]).tolist():
+        mine = flows[flows["link"] == link]
+        span = float(mine["end_s"].max() - mine["start_s"].min())
+        if float(mine["bytes"].sum()) > links[link]["bytes_per_s"] * span * (1 + 1e-9) + 1e-6:
+            raise BrokenInvariant(f"link {links[link]['name']} carried more than its bandwidth")

@@ -80,6 +80,14 @@ class Rows:
         counts = np.bincount(owner, minlength=rows)
         return cls(np.concatenate([[0], np.cumsum(counts)]), value[by_owner])
 
+    @classmethod
+    def distinct(cls, owner: IntColumn, value: IntColumn, rows: int) -> Rows:
+        """`from_pairs` without doubles, each row sorted; values are below ``rows`` too."""
+        pairs = np.sort(owner * rows + value)
+        pairs = pairs[np.append(True, pairs[1:] != pairs[:-1])] if len(pairs) else pairs
+        owner = pairs // rows
+        return cls(np.searchsorted(owner, np.arange(rows + 1)), pairs % rows)
+
     def __len__(self) -> int:
         return len(self.starts) - 1
 
@@ -88,6 +96,10 @@ class Rows:
 
     def __iter__(self) -> Iterator[IntColumn]:
         return (self[row] for row in range(len(self)))
+
+    def reversed(self) -> Rows:
+        """Row ``j`` lists every ``i`` whose row holds ``j``; values are row numbers of the same table."""
+        return Rows.from_pairs(self.values, self.owners, len(self))
 
     @cached_property
     def owners(self) -> IntColumn:
@@ -145,23 +157,22 @@ class Schedule:
     @cached_property
     def waits_for(self) -> Rows:
         """Every op that ``op`` waits for: data dependencies and the op before it on each lane, without doubles."""
-        starts = np.zeros(len(self.order.values), bool)
-        starts[self.order.starts[:-1][np.diff(self.order.starts) > 0]] = True
-        later = self.order.values[~starts]
-        earlier = np.concatenate([[0], self.order.values])[:-1][~starts]
-        pairs = np.stack([np.concatenate([self.after.owners, later]), np.concatenate([self.after.values, earlier])])
-        pairs = np.unique(pairs, axis=1)
-        return Rows.from_pairs(pairs[0], pairs[1], len(self.ops))
+        return self.waits_for_on([True] * len(self.lanes))
+
+    def waits_for_on(self, chosen: Sequence[bool]) -> Rows:
+        """`waits_for` with the order of the chosen lanes only."""
+        inside = np.ones(len(self.order.values), bool)
+        inside[self.order.starts[:-1][np.diff(self.order.starts) > 0]] = False  # the first of a lane follows nothing
+        inside &= np.repeat(np.asarray(chosen, bool), np.diff(self.order.starts))
+        later = self.order.values[inside]
+        earlier = np.concatenate([[0], self.order.values])[:-1][inside]
+        owner, value = np.concatenate([self.after.owners, later]), np.concatenate([self.after.values, earlier])
+        return Rows.distinct(owner, value, len(self.ops))
 
     @cached_property
     def successors(self) -> Rows:
         """The ops that wait for each op: `waits_for`, reversed."""
-        return Rows.from_pairs(self.waits_for.values, self.waits_for.owners, len(self.ops))
-
-    @cached_property
-    def dependents(self) -> Rows:
-        """The ops that wait for the data of each op: `after`, reversed."""
-        return Rows.from_pairs(self.after.values, self.after.owners, len(self.ops))
+        return self.waits_for.reversed()
 
     @cached_property
     def topological(self) -> list[int]:
@@ -334,10 +345,8 @@ def assemble(
         raise invalid(ops, lanes, rows, twice, f"{op_id(ops[twice])} stands in the schedule twice")
     _versions(ops, rows)
     earlier, later = _dependencies(shape, ops, halves, rows)
-    after = np.unique(np.stack([np.append(later, pairs[:, 1]), np.append(earlier, pairs[:, 0])]), axis=1)
-    schedule = Schedule(
-        shape, ops, tuple(lanes), rows, Rows.from_pairs(after[0], after[1], len(ops)), pairs, weights, distances
-    )
+    after = Rows.distinct(np.append(later, pairs[:, 1]), np.append(earlier, pairs[:, 0]), len(ops))
+    schedule = Schedule(shape, ops, tuple(lanes), rows, after, pairs, weights, distances)
     schedule.check()
     return schedule
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from sim.binding import Binding, Resident
 from sim.errors import OutOfMemory
-from sim.memory.buffers import EVENTS, BufferKind
+from sim.memory.buffers import END, EVENTS, START, BufferKind
 from sim.memory.counting import Counting
 from sim.recording import buffer_sizes
 from sim.trace import MEMORY
@@ -42,14 +43,14 @@ class Allocator:
         self._binding, self._name = binding, name
         self.devices: list[Rules] = [Counting(capacity) for capacity in binding.capacity_bytes]
         events = np.empty(0, EVENTS) if events is None else events
-        self._rows = events
-        self._grown: list[tuple[int, ...]] = []
-        self._delta: list[int] = (buffer_sizes(binding, events) * events["sign"]).tolist()
-        self._device: list[int] = events["device"].tolist()
+        delta = buffer_sizes(binding, events) * events["sign"]
+        self._known, self._grown = events, list[tuple[int, ...]]()
+        self._device = array("q", events["device"].astype(np.int64).tobytes())
+        self._delta = array("q", delta.tobytes())
         slots = np.arange(2 * ops + 1)
         self._first: list[int] = np.searchsorted(events["op"] * 2 + events["when"], slots).tolist()
-        self._times: list[float] = []
-        self._played: list[int] = []
+        self.idle: list[bool] = (np.diff(self._first) == 0).tolist()
+        self._played, self._times = array("q"), array("d")
         self._resident: list[Resident] = []
         for resident in binding.resident:
             if not self.devices[resident.device].malloc(resident.size_bytes):
@@ -59,44 +60,48 @@ class Allocator:
 
     def grow(self, op: int, events: Sequence[tuple[int, ...]]) -> None:
         """Add the events of a program's next op, numbered one after the last."""
-        for when in (0, 1):
-            for event in events:
-                if event[0] == when:
-                    self._grown.append((op, *event))
-                    _, sign, kind, device, stage, _ = event
-                    self._delta.append(sign * self._binding.buffer_bytes[BufferKind(kind), stage])
-                    self._device.append(device)
+        for when in (START, END):
+            now = [event for event in events if event[0] == when]
+            for event in now:
+                _, sign, kind, device, stage, _ = event
+                self._grown.append((op, *event))
+                self._device.append(device)
+                self._delta.append(sign * self._binding.buffer_bytes[BufferKind(kind), stage])
             self._first.append(len(self._delta))
+            self.idle.append(not now)
 
-    def play(self, op: int, when: int, now_s: float) -> None:
-        """Do what ``op`` does to memory at its start or end.
+    def play(self, slot: int, now_s: float) -> None:
+        """Do what an op does to memory at its start (``slot`` 2·op) or its end (2·op + 1); nothing in an `idle` slot.
 
         Raises
         ------
         OutOfMemory : an allocation does not fit; the message says what held the memory.
         """
-        slot = 2 * op + when
+        self._played.append(slot)
+        self._times.append(now_s)
         for event in range(self._first[slot], self._first[slot + 1]):
-            delta = self._delta[event]
-            device = self.devices[self._device[event]]
+            device, delta = self._device[event], self._delta[event]
             if delta < 0:
-                device.free(-delta)
-            elif not device.malloc(delta):
-                raise self._out_of_memory(self._device[event], delta, self._name(op))
-            self._times.append(now_s)
-            self._played.append(event)
+                self.devices[device].free(-delta)
+            elif not self.devices[device].malloc(delta):
+                self._played.pop(), self._times.pop()
+                raise self._out_of_memory(device, delta, self._name(slot // 2))
 
     def columns(self) -> NDArray[np.void]:
         """Every change of live memory so far, in order of time (dtype `MEMORY`)."""
         resident = np.array(
             [(0.0, -1, r.device, r.kind, r.stage, 0, r.size_bytes) for r in self._resident], dtype=MEMORY
         )
-        rows = np.concatenate([self._rows, np.array(self._grown, dtype=EVENTS)])[self._played]
+        first, slots = np.array(self._first), np.frombuffer(self._played, np.int64)
+        counts = first[slots + 1] - first[slots]
+        begins = np.cumsum(counts) - counts
+        rows = np.arange(int(counts.sum())) - np.repeat(begins - first[slots], counts)
+        events = np.concatenate([self._known, np.array(self._grown, dtype=EVENTS)])[rows]
         played = np.empty(len(rows), MEMORY)
         for name in ("op", "device", "kind", "stage", "number"):
-            played[name] = rows[name]
-        played["time_s"] = self._times
-        played["bytes"] = np.array(self._delta, np.int64)[self._played]
+            played[name] = events[name]
+        played["time_s"] = np.repeat(np.frombuffer(self._times), counts)
+        played["bytes"] = np.array(self._delta)[rows]
         return np.concatenate([resident, played])
 
     def _out_of_memory(self, device: int, requested: int, wanted_for: str) -> OutOfMemory:

@@ -6,14 +6,12 @@ So equal times have one total order, whatever order processes were made in.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import simpy
 
 from sim.engine.allocator import Allocator
-from sim.memory.buffers import END, START
 
 _FIRST_KEY = 2  # SimPy's own priorities are 0 and 1
 _LAST = 1 << 126
@@ -28,10 +26,12 @@ class Station(Protocol):
 
 
 class Completion(simpy.Event):
-    """The end of one op: an event that is scheduled once, at the op's end, by the op's key."""
+    """An event that succeeds when it is scheduled, as SimPy's own `Timeout`: the end of op ``op``, or a wake-up."""
 
-    def __init__(self, env: simpy.Environment, op: int) -> None:
-        super().__init__(env)
+    def __init__(self, env: simpy.Environment, callback: Callable[[Any], None], op: int = -1) -> None:
+        self.env = env
+        self.callbacks = [callback]
+        self._ok, self._value = True, None
         self.op = op
 
 
@@ -53,8 +53,9 @@ class Core:
         self.start_s = [-1.0] * len(keys)
         self.end_s = [-1.0] * len(keys)
         self.ended: Callable[[int], None] = lambda op: None
-        self._completions: dict[int, Completion] = {}
-        self._ready: list[tuple[int, int]] = []
+        self._completions: list[Completion | None] = [None] * len(keys)
+        self._ready: list[int] = []
+        self._idle = memory.idle
         self._dispatching = False
 
     def admit(self, key: int, seconds: float, station: Station | None) -> None:
@@ -64,27 +65,25 @@ class Core:
         self.stations.append(station)
         self.start_s.append(-1.0)
         self.end_s.append(-1.0)
+        self._completions.append(None)
 
     def completion(self, op: int) -> Completion:
         """The event of an op's end, for processes to wait on."""
-        event = self._completions.get(op)
+        event = self._completions[op]
         if event is None:
-            event = self._completions[op] = Completion(self.env, op)
-            event.callbacks.append(self._complete)
+            event = self._completions[op] = Completion(self.env, self._complete, op)
         return event
 
     def ready(self, op: int) -> None:
         """Nothing but its station holds this op up any more; it is dispatched when this instant's ends are done."""
-        heapq.heappush(self._ready, (self.keys[op], op))
+        self._ready.append(op)
         if not self._dispatching:
             self._dispatching = True
             self.wake(self._dispatch, 0.0, _LAST)
 
     def wake(self, callback: Callable[[simpy.Event], None], delay_s: float, key: int = _FIRST_KEY - 1) -> None:
         """Call ``callback`` after ``delay_s``, among equals in time by ``key``."""
-        event = simpy.Event(self.env)
-        event.callbacks.append(callback)
-        event._ok, event._value = True, None
+        event = Completion(self.env, callback)
         self.env.schedule(event, key, delay_s)  # type: ignore[arg-type]  # any int orders the queue
 
     def defer(self, callback: Callable[[], None]) -> None:
@@ -94,29 +93,30 @@ class Core:
     def _dispatch(self, _: simpy.Event) -> None:
         self._dispatching = False
         ready, self._ready = self._ready, []
-        while ready:
-            op = heapq.heappop(ready)[1]
+        if len(ready) > 1:
+            ready.sort(key=self.keys.__getitem__)
+        for op in ready:
             station = self.stations[op]
             if station is None:
                 self.start(op)
-                self.end(op, self.seconds[op])
+                self.env.schedule(self.completion(op), _FIRST_KEY + self.keys[op], self.seconds[op])  # type: ignore[arg-type]
             else:
                 station.request(op)
 
     def start(self, op: int) -> None:
         """The op starts now, and allocates."""
         self.start_s[op] = self.env.now
-        self.memory.play(op, START, self.env.now)
+        if not self._idle[2 * op]:
+            self.memory.play(2 * op, self.env.now)
 
     def end(self, op: int, delay_s: float = 0.0) -> None:
         """The op will end after ``delay_s``."""
-        event = self.completion(op)
-        event._ok, event._value = True, None
-        self.env.schedule(event, _FIRST_KEY + self.keys[op], delay_s)  # type: ignore[arg-type]
+        self.env.schedule(self.completion(op), _FIRST_KEY + self.keys[op], delay_s)  # type: ignore[arg-type]
 
     def _complete(self, event: Completion) -> None:
         op = event.op
-        del self._completions[op]
+        self._completions[op] = None
         self.end_s[op] = self.env.now
-        self.memory.play(op, END, self.env.now)
+        if not self._idle[2 * op + 1]:
+            self.memory.play(2 * op + 1, self.env.now)
         self.ended(op)

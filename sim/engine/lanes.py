@@ -1,9 +1,13 @@
-"""Play a schedule: one process per lane, which takes its ops in their static order."""
+"""Play a schedule: one process per compute lane, which takes its ops in their static order.
+
+Transfers and collectives need no process: the op before on each of their lanes is one more thing they wait for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Generator
 
+import numpy as np
 import simpy
 
 from sim.engine.core import Core
@@ -12,43 +16,37 @@ from sim.schedule import Schedule
 
 
 class Lanes:
-    """The processes of a schedule's lanes.
+    """The processes of a schedule's compute lanes.
 
-    An op is ready when all it depends on has ended and every lane it holds has come to it; the lanes go on when it
-    ends. An op without lanes is ready as soon as what it depends on has ended.
+    An op is ready when all it waits for has ended and the compute lane it holds has come to it.
     """
 
     def __init__(self, core: Core, schedule: Schedule) -> None:
         self._core, self._schedule = core, schedule
-        after, lanes_of = schedule.after, schedule.lanes_of
-        self._waiting: list[int] = (
-            after.starts[1:] - after.starts[:-1] + lanes_of.starts[1:] - lanes_of.starts[:-1]
-        ).tolist()
-        dependents = schedule.dependents
-        self._starts: list[int] = dependents.starts.tolist()
-        self._dependents: list[int] = dependents.values.tolist()
+        computes = np.array([lane.computes for lane in schedule.lanes])
+        waits_for, walked = schedule.waits_for_on(~computes), computes[schedule.lanes_of.values]
+        walks = np.bincount(schedule.lanes_of.owners[walked], minlength=len(schedule))
+        self._waiting: list[int] = (np.diff(waits_for.starts) + walks).tolist()
+        later = waits_for.reversed()
+        self._starts, self._later = later.starts.tolist(), later.values.tolist()
         core.ended = self._ended
         for op, count in enumerate(self._waiting):
             if not count:
                 core.ready(op)
-        for ops in schedule.order:
-            core.env.process(self._lane(ops.tolist()))
+        for lane in np.flatnonzero(computes):
+            core.env.process(self._lane(schedule.order[lane].tolist()))
 
     def _lane(self, ops: list[int]) -> Generator[simpy.Event, None, None]:
-        core = self._core
+        core, waiting = self._core, self._waiting
         for op in ops:
-            done = core.completion(op)
-            self._release(op)
-            yield done
-
-    def _release(self, op: int) -> None:
-        self._waiting[op] -= 1
-        if not self._waiting[op]:
-            self._core.ready(op)
+            waiting[op] -= 1
+            if not waiting[op]:
+                core.ready(op)
+            yield core.completion(op)
 
     def _ended(self, op: int) -> None:
         waiting = self._waiting
-        for later in self._dependents[self._starts[op] : self._starts[op + 1]]:
+        for later in self._later[self._starts[op] : self._starts[op + 1]]:
             waiting[later] -= 1
             if not waiting[later]:
                 self._core.ready(later)

@@ -22,7 +22,8 @@ class Counting:
         if self.capacity_bytes is not None and live > self.capacity_bytes:
             return False
         self.live_bytes = live
-        self.peak_bytes = max(self.peak_bytes, live)
+        if live > self.peak_bytes:
+            self.peak_bytes = live
         return True
 
     def free(self, size_bytes: int) -> None:

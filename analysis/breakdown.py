@@ -1,0 +1,97 @@
+"""Where the time of each device goes: compute, exposed communication, idle; and the bubble that this leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis import usage
+from analysis.usage import Usage
+from sim.ops import OpKind
+from sim.schedule import BACKWARD_KINDS, FORWARD_KINDS
+from sim.trace import Trace
+
+STAGE_KINDS = (*FORWARD_KINDS, *BACKWARD_KINDS, OpKind.RECOMPUTE)
+"""What counts as the work of a stage: not its update."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTime:
+    """One device: ``compute_s + communication_s + idle_s`` is the makespan.
+
+    ``compute_s``: some compute lane is busy, ``recompute_s`` of it with recomputing activations. ``communication_s``:
+    a transfer of the device is under way and no compute lane is busy, so it is exposed.
+    """
+
+    name: str
+    compute_s: float
+    recompute_s: float
+    communication_s: float
+    idle_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bubble:
+    """Time lost on the accelerators, always a share of something; ``None`` where there is nothing to divide by.
+
+    ``of_total``: of devices × makespan. ``of_ideal``: of the time spent computing (Megatron-LM, arXiv 2104.04473).
+    ``longest_stage_span``: of the longest span from a device's first to its last forward or backward (Zero Bubble,
+    arXiv 2401.10241).
+    """
+
+    of_total: float | None
+    of_ideal: float | None
+    longest_stage_span: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """The accelerators and hosts that run something, and the bubble of the accelerators."""
+
+    devices: tuple[DeviceTime, ...]
+    hosts: tuple[DeviceTime, ...]
+    bubble: Bubble
+
+
+def compute(trace: Trace, used: Usage | None = None) -> Breakdown:
+    """The breakdown of a run. ``used`` saves sorting the ops again."""
+    used = used or usage.compute(trace)
+    devices, hosts = (tuple(_times(used, device) for device in group) for group in (used.accelerators, used.hosts))
+    return Breakdown(devices, hosts, _bubble(used, devices))
+
+
+def _times(used: Usage, device: int) -> DeviceTime:
+    trace, ops = used.trace, used.compute[device]
+    busy_s = used.computing(device).length_s
+    # sums of many lengths may pass their bound by a rounding error
+    compute_s = min(busy_s, trace.makespan_s)
+    communication_s = min(max(used.active(device).length_s - busy_s, 0.0), trace.makespan_s - compute_s)
+    return DeviceTime(
+        name=used.name(device),
+        compute_s=compute_s,
+        recompute_s=used.spans(ops[trace.ops["kind"][ops] == OpKind.RECOMPUTE]).length_s,
+        communication_s=communication_s,
+        idle_s=max(trace.makespan_s - (compute_s + communication_s), 0.0),
+    )
+
+
+def _bubble(used: Usage, devices: tuple[DeviceTime, ...]) -> Bubble:
+    total_s = len(devices) * used.trace.makespan_s
+    compute_s = sum(device.compute_s for device in devices)
+    return Bubble(
+        of_total=1 - compute_s / total_s if total_s else None,
+        of_ideal=(total_s - compute_s) / compute_s if compute_s else None,
+        longest_stage_span=_longest_stage_span(used),
+    )
+
+
+def _longest_stage_span(used: Usage) -> float | None:
+    """(span − work)/span of the device with the longest span. Passes that run side by side count once as work."""
+    longest_s, share = 0.0, None
+    for device in used.accelerators:
+        ops = used.compute[device]
+        spans = used.spans(ops[np.isin(used.trace.ops["kind"][ops], STAGE_KINDS)])
+        if len(spans.start_s) and (span_s := float(spans.end_s[-1] - spans.start_s[0])) > longest_s:
+            longest_s, share = span_s, max(span_s - spans.length_s, 0.0) / span_s
+    return share

@@ -1,0 +1,98 @@
+"""What a device keeps at once: micro-batches in flight, versions of its weights, predicted weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis import staleness
+from analysis.intervals import most_at_once
+from analysis.staleness import Staleness
+from sim.memory.buffers import BufferKind
+from sim.ops import OpKind
+from sim.schedule import BACKWARD_KINDS, FORWARD_KINDS, Halves, IntColumn
+from sim.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """The most at any one time, per device of the plan; ``stage_in_flight`` per stage.
+
+    ``in_flight``: micro-batches whose forward has started and whose backward has not ended. ``weight_copies``: versions
+    of a stage that live at once, the current one included. ``predicted_copies``: predicted weights, apart from these.
+    """
+
+    in_flight: tuple[int, ...]
+    stage_in_flight: tuple[int, ...]
+    weight_copies: tuple[int, ...]
+    predicted_copies: tuple[int, ...]
+
+
+def compute(trace: Trace, measured: Staleness | None = None) -> Occupancy:
+    """The occupancy of a run. ``measured`` saves measuring the versions again."""
+    measured = measured or staleness.compute(trace)
+    in_flight = _in_flight(trace)
+    return Occupancy(
+        in_flight=in_flight["source"],
+        stage_in_flight=in_flight["stage"],
+        weight_copies=_weight_copies(trace, measured.version),
+        predicted_copies=_predicted_copies(trace),
+    )
+
+
+def _in_flight(trace: Trace) -> dict[str, tuple[int, ...]]:
+    ops, halves = trace.ops, Halves(trace.ops)
+    forward = np.flatnonzero(np.isin(ops["kind"], FORWARD_KINDS))
+    until_s = trace.end_s.copy()
+    for kinds, stage, micro_batch in (
+        (BACKWARD_KINDS, "stage", "micro_batch"),
+        ((OpKind.FORWARD_BACKWARD,), "other_stage", "other_micro_batch"),
+    ):
+        backward = np.flatnonzero(np.isin(ops["kind"], kinds))
+        op = ops[backward]
+        started = halves.find(OpKind.FORWARD, op[stage], op[micro_batch], op["replica"])
+        np.maximum.at(until_s, started[started >= 0], trace.end_s[backward[started >= 0]])
+    sizes = {"source": len(trace.header["devices"]), "stage": trace.shape.stages}
+    return {
+        column: _tuple(most_at_once(ops[column][forward], trace.start_s[forward], until_s[forward], size))
+        for column, size in sizes.items()
+    }
+
+
+def _weight_copies(trace: Trace, version: IntColumn) -> tuple[int, ...]:
+    """A version lives from the end of its update until it is superseded and its last reader on the device has ended.
+
+    A device that holds several stages counts the stage with the most.
+    """
+    ops, stages = trace.ops, trace.shape.stages
+    place = ops["source"].astype(np.int64) * stages + np.maximum(ops["stage"], 0)  # a copy of weights
+    places = len(trace.header["devices"]) * stages
+    updates = np.flatnonzero(ops["kind"] == OpKind.UPDATE)
+    updates = updates[np.lexsort([ops["micro_batch"][updates], trace.end_s[updates], place[updates]])]
+    readers = np.flatnonzero(version >= 0)
+    held = np.bincount(place[updates], minlength=places)
+    exists = held + np.bincount(place[readers], minlength=places) > 0
+    first = np.concatenate([[0], np.cumsum((held + 1) * exists)])  # of each copy's versions, version 0 included
+    born_s, dead_s = np.zeros(first[-1]), np.full(first[-1], trace.makespan_s)
+    number = np.arange(len(updates)) - np.concatenate([[0], np.cumsum(held)])[place[updates]]
+    born_s[first[place[updates]] + number + 1] = trace.end_s[updates]
+    dead_s[first[place[updates]] + number] = trace.end_s[updates]
+    here = version[readers] <= held[place[readers]]  # a worker of a parameter server reads versions made elsewhere
+    np.maximum.at(dead_s, (first[place[readers]] + version[readers])[here], trace.end_s[readers[here]])
+    owner = np.repeat(np.arange(places), np.diff(first))
+    most = most_at_once(owner, born_s, dead_s, places).reshape(-1, stages)
+    return _tuple(most.max(axis=1))
+
+
+def _predicted_copies(trace: Trace) -> tuple[int, ...]:
+    """From the buffers of predicted weights: the first event of an op allocates, the second releases."""
+    events = trace.memory[trace.memory["kind"] == BufferKind.PREDICTED_WEIGHTS]
+    step = np.full(len(events), -1)
+    step[np.unique(events["op"], return_index=True)[1]] = 1
+    devices = range(len(trace.header["devices"]))
+    return tuple(int(np.cumsum(step[events["device"] == device]).max(initial=0)) for device in devices)
+
+
+def _tuple(column: IntColumn) -> tuple[int, ...]:
+    return tuple(int(value) for value in column)

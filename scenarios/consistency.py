@@ -1,0 +1,271 @@
+"""What must fit together in a scenario, across its sections.
+
+These checks read the raw data and skip whatever is malformed (the schema reports that), so that no fault hides another.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, get_origin
+
+from pydantic import ConfigDict, Strict, TypeAdapter, ValidationError
+
+from scenarios.load import Document, KeyPath, Kind, load_document, shipped
+from scenarios.quantities import shown
+from scenarios.strict import Wrong, in_our_words
+from sim.errors import nearest
+
+MAX_COUNT = 10**6
+MAX_FORWARDS = 20 * 10**6
+"""Forward passes of one scenario: stages x micro-batches x mini-batches."""
+
+Planners = Mapping[str, Callable[..., object]]
+"""The ``plan`` function of each schedule, by name; read on demand, so a mapping may import on access."""
+
+_OF_EVERY_SCHEDULE = ("weights", "predict")
+_RESERVED_OF_SCHEDULE = ("replicas", "csv")
+
+
+def at_odds(document: Document, planners: Planners | None) -> Iterator[Wrong]:
+    """What does not fit together in a scenario, its short forms written out."""
+    data = document.data
+    schedule, cluster, model = (_mapping(data.get(key)) for key in ("schedule", "cluster", "model"))
+    yield from _sizes(schedule)
+    yield from _stages(schedule, cluster, model, _mapping(data.get("partition")))
+    yield from _names(model, cluster)
+    yield from _links_of_devices(cluster)
+    yield from graph_at_odds(cluster, ("cluster",))
+    yield from _profile(model, document.directory("model.profile"))
+    if "predict" in schedule and schedule.get("weights", "predict") != "predict":
+        yield Wrong(("schedule", "predict"), "says nothing without weights: predict")
+    if planners is not None and isinstance(name := schedule.get("name"), str):
+        yield from _planner(name, schedule, planners)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _mappings(value: Any) -> list[tuple[int, dict[str, Any]]]:
+    """The mappings of a list, with their indices."""
+    return (
+        [(index, item) for index, item in enumerate(value) if isinstance(item, dict)] if isinstance(value, list) else []
+    )
+
+
+def _count(section: Mapping[str, Any], key: str) -> int | None:
+    value = section.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _sizes(schedule: Mapping[str, Any]) -> Iterator[Wrong]:
+    counts = {key: _count(schedule, key) or 1 for key in ("stages", "micro_batches", "mini_batches")}
+    forwards, largest = math.prod(counts.values()), max(counts, key=lambda key: counts[key])
+    if forwards > MAX_FORWARDS and counts[largest] <= MAX_COUNT:
+        product = f"{' x '.join(counts)} = {forwards}"
+        yield Wrong(("schedule", largest), f"{product} forward passes: the limit is {MAX_FORWARDS}")
+
+
+def _stages(
+    schedule: Mapping[str, Any], cluster: Mapping[str, Any], model: Mapping[str, Any], partition: Mapping[str, Any]
+) -> Iterator[Wrong]:
+    stages, devices = _count(schedule, "stages"), _devices(cluster)
+    layers = len(model["layers"]) if isinstance(model.get("layers"), list) else None
+    cuts = partition.get("cuts") if isinstance(partition.get("cuts"), list) else None
+    if stages and devices and stages > devices:
+        yield Wrong(("schedule", "stages"), f"{stages} stages on {devices} devices", f"use 1 to {devices} stages")
+    if stages and layers and stages > layers:
+        yield Wrong(("schedule", "stages"), f"{stages} stages of {layers} layers", f"use 1 to {layers} stages")
+    if cuts is None or not all(isinstance(cut, int) for cut in cuts):
+        return
+    if any(after <= before for before, after in itertools.pairwise(cuts)):
+        yield Wrong(("partition", "cuts"), f"cuts must increase, got {cuts}")
+    if stages and len(cuts) + 1 != stages:
+        yield Wrong(("partition", "cuts"), f"{len(cuts)} cuts make {len(cuts) + 1} stages, schedule.stages is {stages}")
+    if layers and cuts and max(cuts) >= layers:
+        yield Wrong(
+            ("partition", "cuts"), f"no cut at {max(cuts)}: the model has {layers} layers", f"at most {layers - 1}"
+        )
+
+
+def _devices(cluster: Mapping[str, Any]) -> int | None:
+    """How many GPUs there are, where that can be told."""
+    preset = cluster.get("preset")
+    if isinstance(preset, str):
+        return _devices_of_preset(preset)
+    nodes = _mappings(cluster.get("nodes"))
+    return sum(node.get("kind") == "gpu" for _, node in nodes) if nodes else _count(cluster, "devices")
+
+
+@lru_cache
+def _devices_of_preset(name: str) -> int | None:
+    path = shipped("clusters").get(name)
+    return _devices({"nodes": load_document(path).data.get("nodes")}) if path else None
+
+
+def _names(model: Mapping[str, Any], cluster: Mapping[str, Any]) -> Iterator[Wrong]:
+    """Names of shipped things that do not exist."""
+    named: list[tuple[Kind, KeyPath, Any]] = [
+        ("models", ("model", "name"), model.get("name")),
+        ("clusters", ("cluster", "preset"), cluster.get("preset")),
+        *(("devices", ("cluster", key), cluster.get(key)) for key in ("device", "host")),
+        *(
+            ("devices", ("cluster", "nodes", index, "device"), node.get("device"))
+            for index, node in _mappings(cluster.get("nodes"))
+        ),
+    ]
+    for kind, path, name in named:
+        if isinstance(name, str) and name not in (known := shipped(kind)):
+            yield Wrong(path, f"unknown {kind[:-1]} {shown(name)}", _hint(name, known))
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    return nearest(name, known) or f"known: {', '.join(known)}"
+
+
+def _links_of_devices(cluster: Mapping[str, Any]) -> Iterator[Wrong]:
+    if "devices" not in cluster:
+        return
+    link = cluster.get("link")
+    if link is None and _count(cluster, "devices") != 1:
+        yield Wrong(("cluster", "link"), "missing: what joins the devices, such as {kind: fifo, bandwidth: 12 GB/s}")
+    if isinstance(link, dict) and "kind" not in link:
+        yield Wrong(("cluster", "link", "kind"), "missing: latency, in_order, fifo or fair_share")
+    yield from _bandwidth(_mapping(link), ("cluster", "link"))
+
+
+def _bandwidth(link: Mapping[str, Any], path: KeyPath) -> Iterator[Wrong]:
+    if link.get("kind") in ("in_order", "fifo", "fair_share") and "bandwidth" not in link:
+        yield Wrong((*path, "bandwidth"), f"missing: a link of kind {link['kind']} needs one, such as 12 GB/s")
+
+
+def graph_at_odds(section: Mapping[str, Any], path: KeyPath) -> Iterator[Wrong]:
+    """What is wrong with ``nodes`` and ``links``: doubled names, ends that do not exist, no GPU, no route."""
+    kinds: dict[str, Any] = {}
+    for index, node in _mappings(section.get("nodes")):
+        here: KeyPath = (*path, "nodes", index)
+        if node.get("kind") == "switch":
+            yield from (Wrong((*here, key), "a switch has none") for key in ("device", "concurrency") if key in node)
+        if not isinstance(name := node.get("name"), str):
+            continue
+        if name in kinds:
+            yield Wrong((*here, "name"), f"node {shown(name)} is there twice")
+        kinds[name] = node.get("kind")
+    if kinds and all(kind in ("host", "switch") for kind in kinds.values()):
+        yield Wrong((*path, "nodes"), "there is no node of kind gpu")
+    strangers = False
+    edges: dict[tuple[str, str], None] = {}
+    for index, link in _mappings(section.get("links")):
+        here = (*path, "links", index)
+        yield from _bandwidth(link, here)
+        ends = _ends(link)
+        for key, end in ends:
+            if end not in kinds:
+                strangers = True
+                yield Wrong((*here, *key), f"unknown node {shown(end)}", _hint(end, kinds))
+        names = [end for _, end in ends]
+        if len(set(names)) < len(names):
+            yield Wrong(here, "joins a node with itself")
+        for edge in itertools.permutations(names, 2) if "between" in link else itertools.pairwise(names):
+            if edge in edges and edge[0] != edge[1]:
+                yield Wrong(here, f"there is a link from {shown(edge[0])} to {shown(edge[1])} already")
+            edges[edge] = None
+    computing = [name for name, kind in kinds.items() if kind != "switch"]
+    if not strangers and (pair := _without_route(computing, edges)):
+        yield Wrong((*path, "links"), f"there is no route from {shown(pair[0])} to {shown(pair[1])}")
+
+
+def _ends(link: Mapping[str, Any]) -> list[tuple[KeyPath, str]]:
+    """The two ends of a link and where each is written."""
+    between = link.get("between")
+    if isinstance(between, list):
+        written: list[tuple[KeyPath, Any]] = [(("between", index), end) for index, end in enumerate(between[:2])]
+    else:
+        written = [((key,), link.get(key)) for key in ("from", "to")]
+    return [(key, end) for key, end in written if isinstance(end, str)]
+
+
+def _without_route(nodes: Sequence[str], edges: Iterable[tuple[str, str]]) -> tuple[str, str] | None:
+    """Two nodes, the second out of reach of the first. All reach each other if the first reaches all, and all it."""
+    edges = list(edges)
+    onward = _reached(nodes[:1], edges)
+    back = _reached(nodes[:1], [(target, source) for source, target in edges])
+    for node in nodes[1:]:
+        if node not in onward:
+            return nodes[0], node
+        if node not in back:
+            return node, nodes[0]
+    return None
+
+
+def _reached(start: Iterable[str], edges: Iterable[tuple[str, str]]) -> set[str]:
+    following: dict[str, list[str]] = {}
+    for source, target in edges:
+        following.setdefault(source, []).append(target)
+    reached, pending = set(start), list(start)
+    while pending:
+        new = set(following.get(pending.pop(), ())) - reached
+        reached |= new
+        pending += new
+    return reached
+
+
+def _profile(model: Mapping[str, Any], folder: Path) -> Iterator[Wrong]:
+    if not isinstance(name := model.get("profile"), str):
+        return
+    file, path = folder / name, ("model", "profile")
+    try:
+        if file.is_dir():
+            yield Wrong(path, f"{shown(name)} is a directory: expected a PipeDream profile", "name the graph.txt in it")
+        elif not file.exists():
+            siblings = [entry.name for entry in file.parent.iterdir()] if file.parent.is_dir() else []
+            yield Wrong(path, f"there is no file {shown(str(file))}", nearest(file.name, siblings))
+        elif not file.is_file():
+            yield Wrong(path, f"{shown(name)} is no ordinary file: expected a PipeDream profile")
+    except (OSError, ValueError) as error:
+        yield Wrong(path, f"{shown(name)} cannot be read: {getattr(error, 'strerror', None) or 'no file name'}")
+
+
+def _planner(name: str, schedule: Mapping[str, Any], planners: Planners) -> Iterator[Wrong]:
+    if name not in planners:
+        yield Wrong(
+            ("schedule", "name"),
+            f"unknown schedule {shown(name)}: known are {', '.join(planners)}",
+            nearest(name, planners),
+        )
+        return
+    keys = {key: value for key, value in schedule.items() if key != "name"}
+    yield from wrong_schedule_keys(name, keys, inspect.signature(planners[name], eval_str=True))
+
+
+def wrong_schedule_keys(name: str, keys: Mapping[str, Any], signature: inspect.Signature) -> Iterator[Wrong]:
+    """What is wrong with the keys of a schedule, given the signature of its planner with annotations evaluated."""
+    known = {key: parameter for key, parameter in signature.parameters.items() if key not in _RESERVED_OF_SCHEDULE}
+    for key, value in keys.items():
+        path: KeyPath = ("schedule", key)
+        if key in known:
+            yield from _wrong_value(path, value, known[key].annotation)
+        elif key not in _OF_EVERY_SCHEDULE + _RESERVED_OF_SCHEDULE:
+            words = (*known, *_OF_EVERY_SCHEDULE)
+            hint = nearest(key, words) or f"known: {', '.join(words)}"
+            yield Wrong(path, f"unknown key {shown(key)} of schedule {shown(name)}", hint)
+    for key, parameter in known.items():
+        if parameter.default is inspect.Parameter.empty and key not in keys:
+            yield Wrong(("schedule", key), f"missing: schedule {shown(name)} needs it")
+
+
+def _wrong_value(path: KeyPath, value: Any, annotation: Any) -> Iterator[Wrong]:
+    if isinstance(value, int) and not isinstance(value, bool) and not 1 <= value <= MAX_COUNT:
+        yield Wrong(path, f"must be from 1 to {MAX_COUNT}, got {shown(value)}")
+        return
+    if get_origin(annotation) is tuple:
+        annotation = Annotated[annotation, Strict(False)]
+    try:
+        TypeAdapter[Any](annotation, config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python(value)
+    except ValidationError as error:
+        yield from (in_our_words(each)._replace(path=path) for each in error.errors(include_url=False)[:1])

@@ -1,0 +1,296 @@
+"""The contract of a scenario file: which keys there are and what each may hold."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic.json_schema import JsonSchemaValue
+
+from scenarios.consistency import MAX_COUNT, Planners, at_odds, wrong_schedule_keys
+from scenarios.load import ALTERNATIVES, SHORT_FORMS, Document, dotted, written_out
+from scenarios.quantities import Bytes, BytesPerSecond, Capacity, Flops, FlopsPerSecond, Seconds, WrongValue, shown
+from scenarios.strict import Many, Section, validate
+from sim.errors import Fault
+from sim.training import Dtype, Optimizer
+
+MAX_DEVICES = 4096
+MAX_POINTS = 10_000
+
+LinkKind = Literal["latency", "in_order", "fifo", "fair_share"]
+"""As `sim.cluster.LinkKind`, which is not imported for the sake of start-up: it brings networkx."""
+
+
+def _read_name(value: object) -> object:
+    if isinstance(value, str) and not (
+        0 < len(value.strip()) <= 100 and value.isprintable() and not set(value) & set("/\\")
+    ):
+        raise WrongValue(f"expected a name of 1 to 100 characters without slashes, got {shown(value)}")
+    return value
+
+
+def _read_concurrency(value: object) -> object:
+    gain = value.get("shared") if isinstance(value, dict) and len(value) == 1 else None
+    if value == "exclusive":
+        return value
+    if isinstance(gain, bool) or not isinstance(gain, int | float) or not 1 <= gain <= 2:
+        raise WrongValue(f"expected exclusive, or {{shared: gain}} with a gain from 1 to 2, got {shown(value)}")
+    return float(gain)
+
+
+_CONCURRENCY_SCHEMA: JsonSchemaValue = {
+    "anyOf": [
+        {"const": "exclusive"},
+        {
+            "type": "object",
+            "properties": {"shared": {"type": "number", "minimum": 1, "maximum": 2}},
+            "required": ["shared"],
+            "additionalProperties": False,
+        },
+    ]
+}
+
+Name = Annotated[str, BeforeValidator(_read_name)]
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Concurrency = Annotated[
+    Literal["exclusive"] | float,
+    BeforeValidator(_read_concurrency),
+    WithJsonSchema(_CONCURRENCY_SCHEMA),
+]
+"""``exclusive``, or the gain in [1, 2] of two compute lanes that share a device."""
+
+
+class Layer(Section):
+    """One layer, at ``measured_batch`` samples (at ``batch_size`` where that is not given)."""
+
+    one_of = ALTERNATIVES["uniform"]
+    name: Name = Field(description="the layer's name")
+    forward: Seconds = Field(description="the time of the forward pass")
+    backward: Seconds | None = None
+    backward_input: Seconds | None = None
+    backward_weight: Seconds | None = None
+    output: Bytes = Field(description="the size of what it passes on")
+    saved: Bytes | None = None
+    parameters: Bytes = Field(description="the size of its parameters")
+    flops: Flops | None = None
+
+
+class Uniform(Section):
+    """What every stage does for one micro-batch."""
+
+    one_of = ALTERNATIVES["uniform"]
+    forward: Seconds = Field(description="the time of the forward pass of a stage for one micro-batch")
+    backward: Seconds | None = None
+    backward_input: Seconds | None = None
+    backward_weight: Seconds | None = None
+    activation: Bytes = Field(description="the size of what a stage passes on for one micro-batch")
+    parameters: Bytes = Field(description="the size of the parameters of a stage")
+    update: Seconds | None = None
+
+
+class Model(Section):
+    """What is trained. ``batch_size`` is the global mini-batch in samples; ``input`` its bytes, for ``layers``."""
+
+    one_of = ALTERNATIVES["model"]
+    only_with: ClassVar = {"measured_batch": ("layers", "profile"), "input": ("layers",)}
+    name: Name | None = None
+    profile: str | None = None
+    layers: Annotated[Many[Layer], Field(min_length=1)] | None = None
+    uniform: Uniform | None = None
+    batch_size: Count = Field(description="the global mini-batch, in samples")
+    measured_batch: Count | None = None
+    input: Bytes | None = None
+
+
+class LinkSettings(Section):
+    """What a link does; of a preset, what differs."""
+
+    kind: LinkKind | None = None
+    latency: Seconds | None = None
+    bandwidth: BytesPerSecond | None = None
+
+
+class Link(LinkSettings):
+    """``between`` two nodes in both directions, or one way ``from`` one ``to`` the other."""
+
+    one_of = (("between",), ("from", "to"))
+    between: Annotated[Many[str], Field(min_length=2, max_length=2)] | None = None
+    source: str | None = Field(default=None, alias="from")
+    target: str | None = Field(default=None, alias="to")
+    kind: LinkKind = Field(description="latency, in_order, fifo or fair_share")
+
+
+class ClusterNode(Section):
+    """A GPU, a host or a switch."""
+
+    name: Name = Field(description="the node's name")
+    kind: Literal["gpu", "host", "switch"] = Field(description="gpu, host or switch")
+    device: str | None = None
+    concurrency: Concurrency | None = None
+
+
+class Cluster(Section):
+    """Where it is trained: a preset and what differs, N equal devices, or nodes and links."""
+
+    one_of = ALTERNATIVES["cluster"]
+    only_with: ClassVar = {
+        "device": ("preset", "devices"),
+        "link": ("preset", "devices"),
+        "concurrency": ("preset", "devices"),
+        "host": ("devices",),
+    }
+    preset: str | None = None
+    devices: Annotated[int, Field(ge=1, le=MAX_DEVICES)] | None = None
+    device: str | None = None
+    host: str | None = None
+    link: LinkSettings | None = None
+    concurrency: Concurrency | None = None
+    nodes: Annotated[Many[ClusterNode], Field(min_length=1, max_length=MAX_DEVICES)] | None = None
+    links: Many[Link] | None = None
+
+
+class ClusterFile(Section):
+    """A shipped cluster."""
+
+    name: Name = Field(description="the preset's name")
+    source: str = Field(description="where the figures come from")
+    nodes: Annotated[Many[ClusterNode], Field(min_length=1)] = Field(description="a list of nodes")
+    links: Many[Link] = Field(description="a list of links")
+
+
+class PerDtype(Section):
+    """A share of the peak for each number format."""
+
+    fp32: Share | None = None
+    bf16: Share | None = None
+
+
+class Peak(Section):
+    """The peak for each number format."""
+
+    fp32: FlopsPerSecond | None = None
+    bf16: FlopsPerSecond | None = None
+
+
+class DeviceFile(Section):
+    """A shipped device."""
+
+    name: Name = Field(description="the device's name")
+    memory: Capacity = Field(description="its capacity")
+    memory_bandwidth: BytesPerSecond = Field(description="the bandwidth of its memory")
+    peak: Peak = Field(description="its peak for each number format")
+    compute_efficiency: PerDtype = Field(description="the share of the peak that is reached, for each number format")
+    memory_efficiency: Share = Field(description="the share of the memory's bandwidth that is reached")
+    source: dict[str, str] = Field(description="where each figure comes from")
+
+
+class Training(Section):
+    """How it is trained."""
+
+    optimizer: Optimizer = "momentum"
+    dtype: Dtype = "fp32"
+    learning_rate: Annotated[float, Field(gt=0, le=1e6)] = 0.01
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+
+
+class Schedule(Section):
+    """The order of work. Keys beyond these belong to the planner of that name: `validate_schedule_keys`."""
+
+    model_config = ConfigDict(extra="allow")
+    reserved = frozenset({"replicas", "csv"})
+    name: str = Field(description="the schedule's name")
+    stages: Count | None = None
+    micro_batches: Count | None = None
+    mini_batches: Count | None = None
+    weights: Literal["latest", "stash", "predict"] | None = None
+    predict: Literal["spectrain"] | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Every key that was written, but the name."""
+        return self.model_dump(exclude={"name"}, exclude_unset=True)
+
+
+class Partition(Section):
+    """Layers to stages: ``balanced``, or explicit cuts, each the first layer of the next stage."""
+
+    one_of = ALTERNATIVES["partition"]
+    method: Literal["balanced"] | None = None
+    cuts: Many[Count] | None = None
+
+
+class Memory(Section):
+    """Memory of each GPU: its device's capacity unless given."""
+
+    reserved = frozenset({"settings", "checkpoint"})
+    capacity: Capacity | None = None
+    allocator: Literal["counting"] = "counting"
+
+
+class Sweep(Section):
+    """Many scenarios in one: a list of what differs, or every combination of values."""
+
+    one_of = ALTERNATIVES["sweep"]
+    points: Annotated[Many[dict[str, Any]], Field(min_length=1, max_length=MAX_POINTS)] | None = None
+    grid: Annotated[dict[str, Annotated[Many[Any], Field(min_length=1)]], Field(min_length=1)] | None = None
+
+
+class Scenario(Section):
+    """One question: what happens if this model is trained in this way on this cluster."""
+
+    reserved = frozenset({"parameter_servers", "samples", "jitter", "faults"})
+    name: Name = Field(description="the scenario's name")
+    model: Model = Field(description="what is trained")
+    cluster: Cluster = Field(
+        description="where it is trained: a preset's name, {devices: N, link: …} or nodes and links"
+    )
+    training: Training = Training()
+    schedule: Schedule = Field(description="in which order")
+    partition: Partition = Partition(method="balanced")
+    memory: Memory = Memory()
+    backend: Literal["simulated", "longest_path", "torch"] = "simulated"
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
+    sweep: Sweep | None = None
+
+
+def parse(document: Document, planners: Planners | None = None) -> Scenario:
+    """The scenario of a document. A sweep in it is checked for its shape only: see `scenarios.points`.
+
+    Without ``planners`` neither the schedule's name nor the keys of its planner are checked.
+
+    Raises
+    ------
+    ScenarioError : every fault of the document, each with file, line and path.
+    """
+    document = written_out(document)
+    return validate(Scenario, document, at_odds(document, planners))
+
+
+def validate_schedule_keys(name: str, keys: Mapping[str, object], signature: inspect.Signature) -> list[Fault]:
+    """What is wrong with the keys of a schedule for the planner of that signature (annotations evaluated)."""
+    return [
+        Fault(wrong.message, dotted(wrong.path), suggestion=wrong.suggestion)
+        for wrong in wrong_schedule_keys(name, keys, signature)
+    ]
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a scenario file, for editors."""
+    schema = _without_null(Scenario.model_json_schema())
+    for key in SHORT_FORMS:
+        schema["properties"][key] = {"anyOf": [{"type": "string"}, schema["properties"][key]]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _without_null(schema: Any) -> Any:
+    """A key without a value is refused, so ``null`` is no choice; pydantic offers it for every optional key."""
+    if isinstance(schema, list):
+        return [_without_null(item) for item in schema if item != {"type": "null"}]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: _without_null(value) for key, value in schema.items() if not (key == "default" and value is None)}
+    only = kept.pop("anyOf") if len(kept.get("anyOf", "12")) == 1 else [{}]
+    return {**only[0], **kept}
