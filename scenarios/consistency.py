@@ -15,7 +15,8 @@ from typing import Annotated, Any, get_origin
 
 from pydantic import ConfigDict, Strict, TypeAdapter, ValidationError
 
-from scenarios.load import Document, KeyPath, Kind, load_document, shipped
+from scenarios.document import Document, KeyPath
+from scenarios.load import Kind, load_document, nearest_file, shipped
 from scenarios.quantities import shown
 from scenarios.strict import Wrong, in_our_words
 from sim.errors import nearest
@@ -223,8 +224,7 @@ def _profile(model: Mapping[str, Any], folder: Path) -> Iterator[Wrong]:
         if file.is_dir():
             yield Wrong(path, f"{shown(name)} is a directory: expected a PipeDream profile", "name the graph.txt in it")
         elif not file.exists():
-            siblings = [entry.name for entry in file.parent.iterdir()] if file.parent.is_dir() else []
-            yield Wrong(path, f"there is no file {shown(str(file))}", nearest(file.name, siblings))
+            yield Wrong(path, f"there is no file {shown(str(file))}", nearest_file(file))
         elif not file.is_file():
             yield Wrong(path, f"{shown(name)} is no ordinary file: expected a PipeDream profile")
     except (OSError, ValueError) as error:

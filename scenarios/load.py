@@ -1,8 +1,7 @@
 """Reading and writing YAML: the only module that knows the format.
 
-A document becomes a tree of `Node`s that remember where they were written, so that every fault found later, by whatever
-check, can name its file and line. Values are those of the YAML 1.2 core schema; files from strangers get no tags, no
-duplicate keys, and limits on size, depth and the growth by aliases.
+Values are those of the YAML 1.2 core schema; files from strangers get no tags, no duplicate keys, and limits on size,
+depth and the growth by aliases.
 """
 
 from __future__ import annotations
@@ -11,10 +10,9 @@ import io
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NoReturn
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError
@@ -29,27 +27,15 @@ from ruamel.yaml.events import (
     SequenceEndEvent,
 )
 
+from scenarios.document import MAX_DEPTH, Document, KeyPath, Node, Place, assign, dotted, split
 from scenarios.quantities import WrongValue, printable, shown
 from sim.errors import Fault, ScenarioError, nearest
 
 MAX_BYTES = 1 << 20
-MAX_DEPTH = 32
 MAX_VALUES = 200_000
 """Values in a document after every alias is replaced by what it stands for."""
 
-KeyPath = tuple[str | int, ...]
 Kind = Literal["devices", "clusters", "models", "library"]
-
-ALTERNATIVES: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "model": (("name",), ("profile",), ("layers",), ("uniform",)),
-    "uniform": (("backward",), ("backward_input", "backward_weight")),
-    "cluster": (("preset",), ("devices",), ("nodes", "links")),
-    "partition": (("method",), ("cuts",)),
-    "sweep": (("points",), ("grid",)),
-}
-"""Keys of which exactly one group may stand in the mapping of that name: setting one removes the other groups."""
-SHORT_FORMS: Mapping[str, str] = {"cluster": "preset", "partition": "method"}
-"""Mappings that may be written as one word, which stands for the value of this key of theirs."""
 
 _CORE_SCHEMA: tuple[tuple[re.Pattern[str], Any], ...] = (
     (re.compile(r"null|Null|NULL|~|"), lambda text: None),
@@ -63,96 +49,6 @@ _CORE_SCHEMA: tuple[tuple[re.Pattern[str], Any], ...] = (
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-class Place(NamedTuple):
-    """Where a value was written. ``path`` replaces its path in the document where that differs: ``--set a.b``."""
-
-    file: str | None
-    line: int | None
-    path: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A value and where it was written: a mapping at its key, a scalar at itself. Documents may share nodes."""
-
-    value: dict[str, Node] | list[Node] | str | int | float | bool | None
-    place: Place
-
-    def child(self, key: str | int) -> Node | None:
-        """What stands under a key or an index, if anything."""
-        if isinstance(self.value, dict):
-            return self.value.get(str(key))
-        if isinstance(self.value, list) and isinstance(key, int) and key < len(self.value):
-            return self.value[key]
-        return None
-
-    def plain(self) -> Any:
-        """Dicts, lists and scalars."""
-        if isinstance(self.value, dict):
-            return {key: node.plain() for key, node in self.value.items()}
-        return [node.plain() for node in self.value] if isinstance(self.value, list) else self.value
-
-
-@dataclass(frozen=True)
-class Document:
-    """What a YAML file says and where.
-
-    ``faults`` are those of the text itself that did not keep it from being read (doubled keys, tags); whoever checks
-    the contents reports them too. ``sets`` are the paths given by ``--set``.
-    """
-
-    root: Node
-    file: str
-    faults: tuple[Fault, ...] = ()
-    sets: tuple[KeyPath, ...] = ()
-
-    @cached_property
-    def data(self) -> dict[str, Any]:
-        """The contents as plain dicts, lists and scalars."""
-        data: dict[str, Any] = self.root.plain()
-        return data
-
-    def place(self, path: KeyPath) -> Place:
-        """File, line and written path of a value; of what surrounds it, where there is no such value."""
-        node: Node | None = self.root
-        place, parts = self.root.place, list[str | int]()
-        for key in path:
-            parts.append(key)
-            node = node.child(key) if node else None
-            if node:
-                place = node.place
-                parts = [place.path] if place.path else parts
-        return Place(place.file, place.line, dotted(parts))
-
-    def fault(self, path: KeyPath | str, message: str, suggestion: str | None = None) -> Fault:
-        """A fault at a path, with file and line."""
-        place = self.place(split(path) if isinstance(path, str) else path)
-        return Fault(message, place.path or "", place.file, place.line, suggestion)
-
-    def placed(self, fault: Fault) -> Fault:
-        """A fault that knows only its path, with file and line; any other as it is."""
-        return (
-            fault
-            if fault.file or fault.path.startswith("--set")
-            else self.fault(fault.path, fault.message, fault.suggestion)
-        )
-
-    def directory(self, path: KeyPath | str) -> Path:
-        """What a file name written at ``path`` is relative to: the file's folder, or the current one for ``--set``."""
-        file = self.place(split(path) if isinstance(path, str) else path).file
-        return Path(file).parent if file and file != "<stdin>" else Path()
-
-
-def dotted(path: Sequence[str | int]) -> str:
-    """A path as messages show it: ``sweep.points.0.name``."""
-    return ".".join(printable(str(key)) for key in path)
-
-
-def split(path: str) -> KeyPath:
-    """The parts of a dotted path, indices as numbers."""
-    return tuple(int(key) if re.fullmatch("[0-9]{1,9}", key) else key for key in path.split(".")) if path else ()
-
-
 def load_document(path: str | Path) -> Document:
     """Read a YAML file; ``-`` is standard input.
 
@@ -164,12 +60,12 @@ def load_document(path: str | Path) -> Document:
     try:
         content = _read(path)
     except WrongValue as error:
-        raise ScenarioError.of([Fault(str(error), file=file, suggestion=error.suggestion)]) from None
+        raise ScenarioError.of([Fault(str(error), file=printable(file), suggestion=error.suggestion)]) from None
     try:
         return parse_text(content.decode("utf-8-sig"), file)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise ScenarioError.of([Fault("not UTF-8: expected YAML text", file=file, line=line)]) from None
+        raise ScenarioError.of([Fault("not UTF-8: expected YAML text", file=printable(file), line=line)]) from None
 
 
 def _read(path: str | Path) -> bytes:
@@ -182,14 +78,20 @@ def _read(path: str | Path) -> bytes:
     except IsADirectoryError:
         raise WrongValue("this is a directory: expected a YAML file") from None
     except FileNotFoundError:
-        folder = Path(path).parent
-        siblings = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-        raise WrongValue("no such file", nearest(Path(path).name, siblings)) from None
+        raise WrongValue("no such file", nearest_file(Path(path))) from None
     except (OSError, ValueError) as error:
         raise WrongValue(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(content) > MAX_BYTES:
         raise WrongValue(f"more than {MAX_BYTES >> 20} MiB: expected a YAML file of at most that size")
     return content
+
+
+def nearest_file(path: Path) -> str | None:
+    """What may have been meant by the name of a file that is not there."""
+    try:
+        return nearest(path.name, [entry.name for entry in path.parent.iterdir()])
+    except OSError:
+        return None
 
 
 def parse_text(text: str, file: str) -> Document:
@@ -219,7 +121,8 @@ class _Builder:
 
     def fault(self, message: str, line: int | None, path: KeyPath = (), suggestion: str | None = None) -> None:
         line = line if self.file else None
-        self.faults.append(Fault(message, dotted(self.path + path), self.file, line, suggestion))
+        file = printable(self.file) if self.file else None
+        self.faults.append(Fault(message, dotted(self.path + path), file, line, suggestion))
 
     def refuse(self, message: str, line: int | None, path: KeyPath = ()) -> NoReturn:
         self.fault(message, line, path)
@@ -272,11 +175,11 @@ class _Builder:
             self.anchors[event.anchor] = (node, self.values - before)
         return node
 
-    def count(self, values: int, line: int, path: KeyPath) -> None:
+    def count(self, values: int, line: int, path: KeyPath, height: int = 0) -> None:
         self.values += values
         if self.values > MAX_VALUES:
             self.refuse(f"more than {MAX_VALUES} values, aliases counted as often as they are used", line)
-        if len(path) > MAX_DEPTH:
+        if len(path) + height > MAX_DEPTH:
             self.refuse(f"nested deeper than {MAX_DEPTH} levels", line)
 
     def alias(self, event: AliasEvent, path: KeyPath, key_line: int | None) -> Node:
@@ -285,6 +188,7 @@ class _Builder:
             self.refuse(f"alias '*{event.anchor}' stands for nothing before it", line, path)
         node, values = self.anchors[event.anchor]
         self.count(values - 1, line, path)
+        self.count(0, line, path, node.height)
         return replace(node, place=Place(self.file, line if self.file else None))
 
     def sequence(self, path: KeyPath) -> list[Node]:
@@ -366,60 +270,6 @@ def _set_value(text: str, name: str) -> Node | None:
     if builder.faults:
         raise ScenarioError.of(builder.faults)
     return None if node.value is None else replace(node, place=Place(None, None, name))
-
-
-def assign(node: Node, path: KeyPath, value: Node | None, name: str = "") -> Node:
-    """``node`` (the value of the key ``name``) with ``value`` at ``path``, made where needed; ``None`` removes.
-
-    `SHORT_FORMS` are written out where a key is set in them, and `ALTERNATIVES` give way.
-
-    Raises
-    ------
-    WrongValue : the path leads through a value that has no such keys or items, or there is nothing to remove.
-    """
-    if len(path) > MAX_DEPTH:
-        raise WrongValue(f"a path of more than {MAX_DEPTH} keys")
-    listed, children = isinstance(node.value, list), _children(node, name)
-    key, rest = str(path[0]), path[1:]
-    if key not in children and (value is None or listed):
-        raise WrongValue(f"there is no {shown(key)} in {name or 'the document'}", nearest(key, children))
-    if rest:
-        value = assign(children.get(key) or _made_for(value, len(rest)), rest, value, key)
-    if value is None:
-        del children[key]
-    else:
-        children[key] = value
-        groups = ALTERNATIVES.get(name, ())
-        rivals = {
-            rival for group in groups for rival in group if any(key in other for other in groups) and key not in group
-        }
-        children = {known: child for known, child in children.items() if known not in rivals}
-    return replace(node, value=list(children.values()) if listed else children)
-
-
-def written_out(document: Document) -> Document:
-    """The document with `SHORT_FORMS` replaced by mappings."""
-    parts = {
-        key: replace(node, value=_children(node, key)) if key in SHORT_FORMS and isinstance(node.value, str) else node
-        for key, node in _children(document.root, "").items()
-    }
-    return replace(document, root=replace(document.root, value=parts))
-
-
-def _children(node: Node, name: str) -> dict[str, Node]:
-    if isinstance(node.value, dict):
-        return dict(node.value)
-    if isinstance(node.value, list):
-        return {str(index): item for index, item in enumerate(node.value)}
-    if isinstance(node.value, str) and name in SHORT_FORMS:
-        return {SHORT_FORMS[name]: replace(node, place=node.place._replace(path=node.place.path or name))}
-    raise WrongValue(f"{shown(name)} is {shown(node.value)}: it has no keys of its own")
-
-
-def _made_for(value: Node | None, levels: int) -> Node:
-    """An empty mapping, written where ``value`` was, that many levels above it."""
-    place = value.place if value else Place(None, None)
-    return Node({}, place._replace(path=place.path.rsplit(".", levels)[0] if place.path else None))
 
 
 def dump(data: Mapping[str, Any]) -> str:

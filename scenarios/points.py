@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from scenarios.consistency import Planners
-from scenarios.load import Document, KeyPath, Node, assign, dotted, split
+from scenarios.document import Document, KeyPath, Node, assign, dotted, split
 from scenarios.quantities import WrongValue
 from scenarios.schema import MAX_POINTS, Scenario, Sweep, parse
 from scenarios.strict import Wrong, check, in_order, placed
@@ -59,7 +60,8 @@ def _base_faults(document: Document, planners: Planners | None) -> list[Fault]:
     try:
         parse(document, planners)
     except ScenarioError as error:
-        return [fault for fault in error.faults if fault.path.split(".")[0] in document.data]
+        known = (*document.data, "--set")
+        return [fault for fault in error.faults if re.split("[. ]", fault.path)[0] in known]
     return []
 
 
@@ -81,10 +83,11 @@ def points(document: Document) -> list[tuple[dict[str, Any], Document]]:
     grid = sweep.child("grid") if sweep else None
     _refuse(document, _wrong_grid(_parts(grid)))
     changes = _of_grid(_parts(grid)) if grid else _of_points(sweep.child("points") if sweep else None)
-    _refuse(document, (Wrong(each.written, "a point holds no sweep") for each in changes[0] if each.path[0] == "sweep"))
+    nested = (change for point in changes for change in point if change.path[0] == "sweep")
+    _refuse(document, (Wrong(change.written, "a point holds no sweep") for change in nested))
     if lost := [path for path in document.sets if all(_replaced(path, point) for point in changes)]:
-        message = f"has no effect: every point of the sweep replaces '{lost[0][0]}'"
-        raise ScenarioError.of([Fault(message, f"--set {dotted(path)}") for path in lost])
+        message = "has no effect: every point of the sweep replaces"
+        raise ScenarioError.of([Fault(f"{message} '{path[0]}'", f"--set {dotted(path)}") for path in lost])
     base = {key: node for key, node in _parts(document.root).items() if key != "sweep"}
     return [_point(replace(document, root=replace(document.root, value=base)), point) for point in changes]
 

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.json_schema import JsonSchemaValue
 
 from scenarios.consistency import MAX_COUNT, Planners, at_odds, wrong_schedule_keys
-from scenarios.load import ALTERNATIVES, SHORT_FORMS, Document, dotted, written_out
+from scenarios.document import ALTERNATIVES, SHORT_FORMS, Document, dotted, written_out
 from scenarios.quantities import Bytes, BytesPerSecond, Capacity, Flops, FlopsPerSecond, Seconds, WrongValue, shown
 from scenarios.strict import Many, Section, validate
 from sim.errors import Fault

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, Strict, Valida
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails
 
-from scenarios.load import Document, KeyPath
+from scenarios.document import Document, KeyPath
 from scenarios.quantities import WrongValue, shown
 from sim.errors import Fault, ScenarioError, nearest
 

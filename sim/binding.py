@@ -1,4 +1,4 @@
-"""Plan × profile × cluster → seconds per op, bytes per payload and buffer: all that tells "what if" from "as measured"."""
+"""Plan × profile × cluster → seconds per op, bytes per buffer: all that tells "what if" from "as measured"."""
 
 from __future__ import annotations
 
@@ -123,6 +123,7 @@ class Figures(NamedTuple):
     update_s: float | None = None
     buckets: int = 1
     server: int | None = None
+    provenance: Mapping[str, Any] = {}
 
 
 def bind(shape: Shape, figures: Figures) -> Binding:
@@ -155,6 +156,7 @@ def bind(shape: Shape, figures: Figures) -> Binding:
         peak_flops_per_s=tuple(
             spec.peak_flops_per_s.get(figures.training.dtype, 0.0) if spec else 0.0 for spec in specs
         ),
+        provenance=figures.provenance,
     )
 
 
@@ -207,7 +209,7 @@ def parameter_count(profile: ModelProfile, first: int, last: int) -> float:
 
 
 def _update_s(figures: Figures, device: int, parameters: float) -> float:
-    """The time of an update: the memory traffic of the optimizer at the device's bandwidth; 0 on a device without one."""
+    """Time of an update: the memory traffic of the optimizer at the device's bandwidth; 0 on an unknown device."""
     if figures.update_s is not None:
         return figures.update_s
     spec = _spec(figures.cluster, figures.devices[device])

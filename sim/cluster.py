@@ -7,7 +7,7 @@ takes the sum of the latencies plus its bytes over the least bandwidth.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -53,12 +53,17 @@ class Node:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes and directed links. Routes have the fewest links; ties go to the first by link order."""
+    """Nodes and directed links. Routes have the fewest links; ties go to the first by link order.
+
+    ``between_all`` is how every two nodes are joined where there is no topology: a link of their own for each pair and
+    direction, added to ``links`` when a route first asks for it (a mesh of N devices has N² links and plans use N).
+    """
 
     name: str
     nodes: tuple[Node, ...]
-    links: tuple[Link, ...]
+    links: list[Link]
     source: str = ""
+    between_all: Link | None = None
     _routes: dict[tuple[str, str], tuple[int, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
@@ -80,8 +85,8 @@ class Cluster:
         return self._by_name[name]
 
     @cached_property
-    def _graph(self) -> nx.DiGraph:
-        graph = nx.DiGraph()
+    def _graph(self) -> nx.DiGraph[str]:
+        graph: nx.DiGraph[str] = nx.DiGraph()
         graph.add_nodes_from(node.name for node in self.nodes)
         for index, link in enumerate(self.links):
             if not graph.has_edge(link.source, link.target):
@@ -96,8 +101,14 @@ class Cluster:
         UnsupportedPlan : there is no route, or it mixes ``fifo`` and ``fair_share`` links.
         """
         if (source, target) not in self._routes:
-            self._routes[source, target] = self._find_route(source, target)
+            find = self._add_link if self.between_all else self._find_route
+            self._routes[source, target] = find(source, target)
         return self._routes[source, target]
+
+    def _add_link(self, source: str, target: str) -> tuple[int, ...]:
+        assert self.between_all is not None
+        self.links.append(replace(self.between_all, name=f"{source}>{target}", source=source, target=target))
+        return (len(self.links) - 1,)
 
     def _find_route(self, source: str, target: str) -> tuple[int, ...]:
         try:

@@ -17,7 +17,7 @@ from sim.schedule import Shape
 
 
 class Op(NamedTuple):
-    """One op as an actor yields it: its name, the lanes it holds, where its bytes go, what it reads, writes, allocates."""
+    """One op as an actor yields it: name, lanes it holds, where its bytes go, what it reads, writes and allocates."""
 
     id: OpId
     lanes: tuple[Lane, ...]
@@ -35,7 +35,7 @@ class Do(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """Tell the policy that ``actor`` reached ``event`` at its own step ``clock``; resume when it releases this request."""
+    """Tell the policy that ``actor`` reached ``event`` at its step ``clock``; resume when it releases the request."""
 
     event: str
     actor: str

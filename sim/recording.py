@@ -35,7 +35,7 @@ def record(
 
     Parameters
     ----------
-    columns : op table, lanes, and the lanes of each op. ``run``: backend, seed and what else tells this run from others.
+    columns : op table, lanes, and the lanes of each op. ``run`` : backend, seed, hardware.
 
     Raises
     ------

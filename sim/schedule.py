@@ -159,7 +159,7 @@ class Schedule:
         """Every op that ``op`` waits for: data dependencies and the op before it on each lane, without doubles."""
         return self.waits_for_on([True] * len(self.lanes))
 
-    def waits_for_on(self, chosen: Sequence[bool]) -> Rows:
+    def waits_for_on(self, chosen: Sequence[bool] | NDArray[np.bool_]) -> Rows:
         """`waits_for` with the order of the chosen lanes only."""
         inside = np.ones(len(self.order.values), bool)
         inside[self.order.starts[:-1][np.diff(self.order.starts) > 0]] = False  # the first of a lane follows nothing
@@ -377,7 +377,7 @@ def _dependencies(shape: Shape, ops: NDArray[np.void], halves: Halves, order: Ro
     """
     pairs: list[tuple[IntColumn, IntColumn]] = []
 
-    def link(later: IntColumn, earlier: IntColumn) -> IntColumn:
+    def link(later: IntColumn, earlier: IntColumn) -> NDArray[np.bool_]:
         found = earlier >= 0
         pairs.append((earlier[found], later[found]))
         return found

@@ -44,8 +44,8 @@ class Trace:
 
     Parameters
     ----------
-    header : names and figures that analysis needs beside the columns: ``devices``, ``links`` (name and bytes/s), backend,
-        seed, versions, hardware, and what was run; JSON types only.
+    header : what analysis needs beside the columns (devices, links, samples, …) and where the run comes from (backend,
+        seed, versions, hardware); JSON types only.
     shape, ops, lanes : as in a `Schedule`; ``lanes_of[op]`` lists the lanes an op held.
     start_s, end_s : a time per op.
     flows, memory : tables of dtype `FLOWS` and `MEMORY`, in order of time.

@@ -33,7 +33,7 @@ class Lanes:
         for op, count in enumerate(self._waiting):
             if not count:
                 core.ready(op)
-        for lane in np.flatnonzero(computes):
+        for lane in np.flatnonzero(computes).tolist():
             core.env.process(self._lane(schedule.order[lane].tolist()))
 
     def _lane(self, ops: list[int]) -> Generator[simpy.Event, None, None]:

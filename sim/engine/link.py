@@ -1,10 +1,11 @@
-"""How transfers share the links of their routes: `Fifo` and `FairShare`. Other kinds need no station: nothing contends."""
+"""How transfers share the links of their routes. On links of other kinds nothing contends: they need no station."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sim.cluster import Link
 from sim.engine.core import Core
 from sim.engine.fair_share import check_capacity, max_min
 from sim.engine.queue import FirstComeFirstServed
@@ -23,13 +24,13 @@ class Payload:
 class Fifo:
     """A transfer holds every fifo link of its route for as long as it lasts, in the order of asking."""
 
-    def __init__(self, core: Core, payloads: Mapping[int, Payload], contended: frozenset[int]) -> None:
-        self._core, self._payloads, self._contended = core, payloads, contended
+    def __init__(self, core: Core, payloads: Mapping[int, Payload], links: Sequence[Link]) -> None:
+        self._core, self._payloads, self._links = core, payloads, links
         self._queue: FirstComeFirstServed[int] = FirstComeFirstServed(self._begin)
 
     def request(self, op: int) -> None:
         """See `Station`."""
-        links = {link for route in self._payloads[op].routes for link in route if link in self._contended}
+        links = {link for route in self._payloads[op].routes for link in route if self._links[link].kind == "fifo"}
         self._queue.request(op, tuple(sorted(links)))
 
     def _begin(self, op: int) -> None:
@@ -54,11 +55,8 @@ class FairShare:
     A link that is no ``fair_share`` limits each flow by itself: its bandwidth caps every flow that crosses it.
     """
 
-    def __init__(
-        self, core: Core, payloads: Mapping[int, Payload], bytes_per_s: Sequence[float], contended: frozenset[int]
-    ) -> None:
-        self._core, self._payloads = core, payloads
-        self._bytes_per_s, self._contended = bytes_per_s, contended
+    def __init__(self, core: Core, payloads: Mapping[int, Payload], links: Sequence[Link]) -> None:
+        self._core, self._payloads, self._links = core, payloads, links
         self._flows: list[_Flow] = []
         self._open: dict[int, int] = {}  # flows under way of each op
         self._now = 0.0
@@ -102,13 +100,13 @@ class FairShare:
         capacity: dict[int, float] = {}
         routes: list[tuple[int, ...]] = []
         for number, flow in enumerate(self._flows, 1):
-            shared = tuple(link for link in flow.route if link in self._contended)
-            capacity |= {link: self._bytes_per_s[link] for link in shared}
-            cap = min((self._bytes_per_s[link] for link in flow.route if link not in self._contended), default=None)
-            if cap is not None:
-                capacity[-number] = cap
-                shared = (*shared, -number)
-            routes.append(shared)
+            route = tuple(link for link in flow.route if self._links[link].kind == "fair_share")
+            capacity |= {link: self._links[link].bytes_per_s for link in route}
+            others = [self._links[link].bytes_per_s for link in flow.route if link not in route]
+            if others:
+                capacity[-number] = min(others)
+                route = (*route, -number)
+            routes.append(route)
         return routes, capacity
 
     def _wake(self, wake: int) -> None:

@@ -31,14 +31,9 @@ class Scene:
 
     def __init__(self, binding: Binding, core: Core, compute_lanes: dict[int, int] | None) -> None:
         self._binding, self._core, self._compute_lanes = binding, core, compute_lanes
-        links = binding.cluster.links
         self.payloads: dict[int, Payload] = {}
-        fifo, fair = (
-            frozenset(i for i, link in enumerate(links) if link.kind == kind) for kind in ("fifo", "fair_share")
-        )
-        self._fifo_links, self._fair_links = fifo, fair
-        self._fifo = Fifo(core, self.payloads, fifo)
-        self._fair = FairShare(core, self.payloads, [link.bytes_per_s for link in links], fair)
+        self._fifo = Fifo(core, self.payloads, binding.cluster.links)
+        self._fair = FairShare(core, self.payloads, binding.cluster.links)
         self._devices: dict[int, Station | None] = {}
 
     def place(
@@ -59,10 +54,10 @@ class Scene:
         return seconds, self._network(routes), payload
 
     def _network(self, routes: tuple[tuple[int, ...], ...]) -> Station | None:
-        links = {link for route in routes for link in route}
-        if links & self._fair_links:
+        kinds = {self._binding.cluster.links[link].kind for route in routes for link in route}
+        if "fair_share" in kinds:
             return self._fair
-        return self._fifo if links & self._fifo_links else None
+        return self._fifo if "fifo" in kinds else None
 
     def _device(self, device: int) -> Station | None:
         if device not in self._devices:

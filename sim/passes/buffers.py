@@ -13,7 +13,7 @@ Events = NDArray[np.void]
 
 
 def apply(schedule: Schedule) -> Events:
-    """Buffer events of a schedule (dtype `EVENTS`), sorted by op, when, and within these allocations first at the start.
+    """Buffer events of a schedule (dtype `EVENTS`), sorted by op and when, allocations first.
 
     Activations and the received input of a stage live from forward to the end of the last backward op; the received
     output gradient and the input gradient to send live until the op that uses them ends; a weight version is stashed by
@@ -73,7 +73,7 @@ def _released_by(schedule: Schedule, forward: IntColumn) -> IntColumn:
 def _live(
     schedule: Schedule, alloc: IntColumn, free: IntColumn, kind: BufferKind, owner: IntColumn | None = None
 ) -> Events:
-    """Events of buffers allocated when ``alloc`` starts and released when ``free`` ends, owned by the stage of ``owner``."""
+    """Buffers allocated when ``alloc`` starts and released when ``free`` ends, of the stage of ``owner``."""
     op = schedule.ops[alloc if owner is None else owner]
     events = np.zeros(2 * len(alloc), EVENTS)
     for half, (at, when, sign) in zip(np.split(events, 2), ((alloc, START, 1), (free, END, -1)), strict=True):
@@ -96,5 +96,4 @@ def _stashes(schedule: Schedule) -> Events:
     late = by_place[(superseding[by_place] >= 0) & (place[readers] > place[superseding])[by_place]]
     last_reader[superseding[late]] = readers[late]
     stashed = updates[last_reader[updates] >= 0]
-    events = _live(schedule, stashed, last_reader[stashed], BufferKind.STASHED_WEIGHTS)
-    return events
+    return _live(schedule, stashed, last_reader[stashed], BufferKind.STASHED_WEIGHTS)

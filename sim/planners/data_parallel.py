@@ -22,7 +22,7 @@ def plan(
     scaling: Literal["strong", "weak"] = "strong",
     buckets: int = 1,
 ) -> Schedule | Program:
-    """``scaling``: strong divides the mini-batch among the replicas, weak gives each a whole one (the binding reads it).
+    """``scaling``: strong divides the mini-batch among the replicas, weak gives each a whole one (for the binding).
 
     ``buckets`` cuts the backward pass and its gradients into parts of about equal parameter bytes, so that the ring
     sums one bucket while the next is computed (as PyTorch's DistributedDataParallel does).

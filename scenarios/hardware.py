@@ -1,0 +1,87 @@
+"""Devices and clusters of a scenario, from shipped files or written out in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+
+from scenarios.consistency import graph_at_odds
+from scenarios.load import load_document, shipped
+from scenarios.schema import Cluster as ClusterSection
+from scenarios.schema import ClusterFile, ClusterNode, DeviceFile, LinkSettings
+from scenarios.schema import Link as LinkSection
+from scenarios.strict import validate
+from sim.cluster import Cluster, Link, Node
+from sim.model import DeviceSpec
+
+
+@lru_cache
+def device_spec(name: str) -> DeviceSpec:
+    """The shipped device of that name."""
+    file = validate(DeviceFile, load_document(shipped("devices")[name]))
+    return DeviceSpec(
+        name=file.name,
+        memory_bytes=round(file.memory),
+        memory_bytes_per_s=file.memory_bandwidth,
+        peak_flops_per_s=file.peak.model_dump(exclude_none=True),
+        compute_efficiency=file.compute_efficiency.model_dump(exclude_none=True),
+        memory_efficiency=file.memory_efficiency,
+        source="; ".join(f"{figure}: {source}" for figure, source in file.source.items()),
+    )
+
+
+def build_cluster(section: ClusterSection) -> Cluster:
+    """The cluster of a scenario."""
+    if section.preset is not None:
+        return _preset(section)
+    if section.devices is not None:
+        return _equal_devices(section, section.devices)
+    assert section.nodes is not None
+    nodes = tuple(_node(node, None, None) for node in section.nodes)
+    return Cluster("inline", nodes, _links(section.links or (), None))
+
+
+def _preset(section: ClusterSection) -> Cluster:
+    assert section.preset is not None
+    document = load_document(shipped("clusters")[section.preset])
+    file = validate(ClusterFile, document, graph_at_odds(document.data, ()))
+    nodes = tuple(_node(node, section.device, section.concurrency) for node in file.nodes)
+    changed = [text for text, given in (("device", section.device), ("link", section.link)) if given is not None]
+    source = file.source + (f"; {' and '.join(changed)} as set by the scenario" if changed else "")
+    return Cluster(file.name, nodes, _links(file.links, section.link), source)
+
+
+def _equal_devices(section: ClusterSection, count: int) -> Cluster:
+    """N equal GPUs (and a host), each pair joined by links of its own."""
+    gpu = ClusterNode(name="gpu", kind="gpu", device=section.device, concurrency=section.concurrency)
+    nodes = [_node(gpu.model_copy(update={"name": f"gpu{index}"}), None, None) for index in range(count)]
+    if section.host is not None:
+        nodes.append(Node("host", "host", device_spec(section.host)))
+    link = section.link or LinkSettings(kind="latency")
+    return Cluster(f"{count} devices", tuple(nodes), [], between_all=_link("", "", link, None))
+
+
+def _node(node: ClusterNode, device: str | None, concurrency: str | float | None) -> Node:
+    """A node; ``device`` and ``concurrency`` replace those of a GPU."""
+    is_gpu = node.kind == "gpu"
+    name = device if device and is_gpu else node.device
+    shared = concurrency if concurrency is not None and is_gpu else node.concurrency
+    gain = shared if isinstance(shared, float) else None
+    return Node(node.name, node.kind, device_spec(name) if name else None, gain)
+
+
+def _links(sections: Iterable[LinkSection], changes: LinkSettings | None) -> list[Link]:
+    links: list[Link] = []
+    for section in sections:
+        ends = section.between or (section.source or "", section.target or "")
+        links.append(_link(ends[0], ends[1], section, changes))
+        if section.between:
+            links.append(_link(ends[1], ends[0], section, changes))
+    return links
+
+
+def _link(source: str, target: str, section: LinkSettings, changes: LinkSettings | None) -> Link:
+    given = section.model_dump() | (changes.model_dump(exclude_unset=True) if changes else {})
+    bandwidth = given["bandwidth"] if given["bandwidth"] is not None else math.inf
+    return Link(f"{source}>{target}", source, target, given["kind"], given["latency"] or 0.0, bandwidth)

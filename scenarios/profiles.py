@@ -1,0 +1,108 @@
+"""The model of a scenario as a profile at one micro-batch: named, measured, written out, or uniform."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from scenarios.document import Document
+from scenarios.layer_table import layer_table
+from scenarios.load import load_document, shipped
+from scenarios.pipedream import batch_of, read_graph
+from scenarios.schema import Layer as LayerSection
+from scenarios.schema import Model, Scenario, Uniform
+from sim.cluster import Cluster
+from sim.errors import Fault, ScenarioError
+from sim.graph import chain
+from sim.model import Layer, LayerTable, ModelProfile, roofline, uniform
+
+
+def build_profile(
+    scenario: Scenario, document: Document, cluster: Cluster, stages: int, samples: float
+) -> ModelProfile:
+    """The profile at ``samples`` samples; a uniform model has one layer for each of ``stages``.
+
+    Raises
+    ------
+    ScenarioError : a file that is no profile, no batch for a measured one, no equal devices for a layer table.
+    """
+    model = scenario.model
+    if model.uniform is not None:
+        return uniform(stages, _uniform_layer(model.uniform), samples)
+    if model.name is not None:
+        return _from_table(shipped_table(model.name), scenario, cluster, samples)
+    profile = _measured(model, document) if model.profile is not None else _written_out(model)
+    return profile.at(samples)
+
+
+@lru_cache
+def shipped_table(name: str) -> LayerTable:
+    """The shipped layer table of that name."""
+    return layer_table(load_document(shipped("models")[name]).data)
+
+
+def _from_table(table: LayerTable, scenario: Scenario, cluster: Cluster, samples: float) -> ModelProfile:
+    specs = {node.name: node.spec for node in cluster.gpus}
+    missing = [name for name, spec in specs.items() if spec is None]
+    if missing:
+        message = f"model '{table.name}' has no times of its own and '{missing[0]}' is no known device"
+        hint = "name a device such as p40, or give model.profile, model.layers or model.uniform"
+        raise ScenarioError.of([Fault(message, "cluster", suggestion=hint)])
+    kinds = {spec.name: spec for spec in specs.values() if spec is not None}
+    if len(kinds) > 1:
+        message = f"devices differ ({', '.join(kinds)}): a layer table is put on equal devices"
+        raise ScenarioError.of([Fault(message, "cluster", suggestion="give model.layers with times of their own")])
+    spec = next(iter(kinds.values()))
+    dtype = scenario.training.dtype
+    if dtype not in spec.peak_flops_per_s:
+        message = f"device '{spec.name}' has no {dtype} arithmetic: it has {', '.join(spec.peak_flops_per_s)}"
+        raise ScenarioError.of([Fault(message, "training.dtype")])
+    return roofline(table, spec, dtype, samples)
+
+
+def _measured(model: Model, document: Document) -> ModelProfile:
+    """A PipeDream profile as a chain, at the batch it was measured at."""
+    assert model.profile is not None
+    path = document.directory("model.profile") / model.profile
+    graph = read_graph(path)
+    batch = model.measured_batch or batch_of(path)
+    if batch is None:
+        message = f"'{model.profile}' does not say at which batch it was measured"
+        raise ScenarioError.of([Fault(message, "model.measured_batch", suggestion="write measured_batch: 128")])
+    return chain(graph, path.stem, batch)
+
+
+def _written_out(model: Model) -> ModelProfile:
+    assert model.layers is not None
+    layers = tuple(_layer(layer) for layer in model.layers)
+    batch = model.measured_batch or model.batch_size
+    arriving = model.input if model.input is not None else 0.0
+    return ModelProfile("layers", batch, layers, arriving, "assumed", "layers of the scenario")
+
+
+def _layer(section: LayerSection) -> Layer:
+    input_s, weight_s = _backward(section)
+    return Layer(
+        name=section.name,
+        forward_s=section.forward,
+        backward_input_s=input_s,
+        backward_weight_s=weight_s,
+        output_bytes=section.output,
+        saved_bytes=section.output if section.saved is None else section.saved,
+        parameter_bytes=section.parameters,
+        flops=section.flops or 0.0,
+    )
+
+
+def _uniform_layer(section: Uniform) -> Layer:
+    input_s, weight_s = _backward(section)
+    size = section.activation
+    return Layer("stage", section.forward, input_s, weight_s, size, size, section.parameters)
+
+
+def _backward(section: LayerSection | Uniform) -> tuple[float, float]:
+    """Seconds of the input and the weight gradient; half each where only their sum is given."""
+    if section.backward is not None:
+        return section.backward / 2, section.backward / 2
+    assert section.backward_input is not None
+    assert section.backward_weight is not None
+    return section.backward_input, section.backward_weight

@@ -1,0 +1,129 @@
+"""Run scenarios and keep what came of them.
+
+A run folder holds ``scenario.yaml`` (resolved: what was set is in it), ``result.json``, ``table.txt``, ``gantt.png``, and
+for each point ``traces/<point>.npz`` and ``traces/<point>.json`` (Chrome trace events, for Perfetto).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from analysis import chrome_trace, gantt, result
+from backends.base import load
+from scenarios.compose import compose
+from scenarios.document import Document
+from scenarios.load import dump
+from scenarios.points import Point, parse_points
+from sim.errors import Fault, ScenarioError
+from sim.planners import PLANNERS
+from sim.trace import Trace
+
+
+class Outcome(NamedTuple):
+    """One point that was run."""
+
+    name: str
+    trace: Trace
+    result: dict[str, Any]
+
+
+def read_points(document: Document) -> list[Point]:
+    """Every point of a scenario, named apart.
+
+    Raises
+    ------
+    ScenarioError : the scenario is wrong, or two points share a name.
+    """
+    points = parse_points(document, PLANNERS)
+    seen: dict[str, int] = {}
+    faults = []
+    for index, point in enumerate(points):
+        name = point_name(point)
+        if name in seen:
+            message = f"two points are named '{name}'"
+            faults.append(document.fault(("sweep", "points", index, "name"), message, "give each point a name"))
+        seen[name] = index
+    if faults:
+        raise ScenarioError.of(faults)
+    return points
+
+
+def point_name(point: Point) -> str:
+    """The name of a point: its own, or its schedule's, or what a grid set in it."""
+    own = point.overrides.get("name")
+    if own is not None:
+        return str(own)
+    values = [f"{path.rsplit('.', 1)[-1]}={value}" for path, value in point.overrides.items() if "." in path]
+    return ", ".join(values) or point.scenario.schedule.name
+
+
+def run_point(point: Point, scenario: str) -> Outcome:
+    """Compose, execute, analyse."""
+    plan, binding = compose(point.scenario, point.document)
+    trace = load(point.scenario.backend).execute(plan, binding, point.scenario.seed)
+    name = point_name(point)
+    return Outcome(name, trace, {**result.compute(trace, scenario, name), "overrides": point.overrides})
+
+
+def run_all(points: Sequence[Point], scenario: str, done: Callable[[Outcome], None]) -> list[Outcome]:
+    """Run points one after another, telling ``done`` of each."""
+    outcomes = []
+    for point in points:
+        outcome = run_point(point, scenario)
+        done(outcome)
+        outcomes.append(outcome)
+    return outcomes
+
+
+def write(folder: Path, document: Document, outcomes: Sequence[Outcome], table: str) -> None:
+    """Write a run folder, over an older one.
+
+    Raises
+    ------
+    ScenarioError : the folder cannot be written.
+    """
+    try:
+        traces = folder / "traces"
+        traces.mkdir(parents=True, exist_ok=True)
+        (folder / "scenario.yaml").write_text(dump(document.data), encoding="utf-8")
+        (folder / "result.json").write_text(to_json([outcome.result for outcome in outcomes]), encoding="utf-8")
+        (folder / "table.txt").write_text(table, encoding="utf-8")
+        for outcome in outcomes:
+            outcome.trace.save(traces / f"{file_name(outcome.name)}.npz")
+            events = json.dumps(chrome_trace.export(outcome.trace), separators=(",", ":"))
+            (traces / f"{file_name(outcome.name)}.json").write_text(events, encoding="utf-8")
+        gantt.plot({outcome.name: outcome.trace for outcome in outcomes}, folder / "gantt.png")
+    except OSError as error:
+        raise ScenarioError.of([Fault(f"cannot write there: {error.strerror}", "--out", str(folder))]) from None
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The results of a run folder.
+
+    Raises
+    ------
+    ScenarioError : it is no run folder.
+    """
+    file = folder / "result.json"
+    try:
+        results = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is damaged"
+        raise ScenarioError.of([Fault(f"no run folder: {reason}", file=str(file))]) from None
+    if not isinstance(results, list) or not all(isinstance(each, Mapping) and "name" in each for each in results):
+        raise ScenarioError.of([Fault("no results of twinrail", file=str(file))])
+    return results
+
+
+def file_name(name: str) -> str:
+    """A point's name as a file name."""
+    return re.sub(r"[^\w.=+-]+", "-", name).strip("-.") or "point"
+
+
+def to_json(value: object) -> str:
+    """JSON for machines: the same value gives the same text."""
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
