@@ -78,7 +78,10 @@ def _slices(trace: Trace) -> Iterator[Event]:
 def _arrows(trace: Trace) -> Iterator[Event]:
     """From the op that made what a transfer carries to the op that uses it; along the transfer itself at a server."""
     op, producer, consumer = _carried(trace)
-    leaves, arrives = _lane_on(trace, producer, trace.ops["source"][op]), _lane_on(trace, consumer, trace.ops["target"][op])
+    leaves, arrives = (
+        _lane_on(trace, producer, trace.ops["source"][op]),
+        _lane_on(trace, consumer, trace.ops["target"][op]),
+    )
     leaves_s = np.where(producer == op, trace.start_s[producer], _inside_end(trace, producer))
     arrives_s = np.where(consumer == op, _inside_end(trace, consumer), trace.start_s[consumer])
     shown = (leaves >= 0) & (arrives >= 0)

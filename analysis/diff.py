@@ -32,7 +32,9 @@ def _scalars(path: str, value: Any) -> Iterator[tuple[str, Scalar]]:
     if isinstance(value, dict):
         children = list(value.items())
     elif isinstance(value, list):
-        named = [item["name"] if isinstance(item, dict) and "name" in item else index for index, item in enumerate(value)]
+        named = [
+            item["name"] if isinstance(item, dict) and "name" in item else index for index, item in enumerate(value)
+        ]
         children = list(zip(named, value, strict=True))
     else:
         yield path, value

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from analysis.text import percent, significant
+
 Result = dict[str, Any]
 NONE = "–"
 
@@ -42,13 +44,13 @@ def _row(result: Result, single: float | None, parallel: float | None) -> tuple[
         NONE if throughput is None else significant(throughput),
         _ratio(throughput, single),
         _ratio(throughput, parallel),
-        percent(result["bubble"]["of_total"]),
+        _percent(result["bubble"]["of_total"]),
         _shares(result),
         "/".join(_steady(result["staleness"][side]) for side in ("forward", "backward")),
-        per_gpu([_copies(device) for device in devices]),
-        per_gpu([str(device["in_flight"]) for device in devices]),
-        per_gpu([significant(device["peak_memory_bytes"] / 2**30) for device in devices]),
-        percent(result["mfu"]),
+        _per_gpu([_copies(device) for device in devices]),
+        _per_gpu([str(device["in_flight"]) for device in devices]),
+        _per_gpu([significant(device["peak_memory_bytes"] / 2**30) for device in devices]),
+        _percent(result["mfu"]),
         result["why"],
     )
 
@@ -76,20 +78,11 @@ def _steady(side: Result) -> str:
     return str(max((value for value in side["by_stage"] if value is not None), default=NONE))
 
 
-def significant(value: float) -> str:
-    """Three significant digits, and never an exponent: ``0.0123``, ``1.23``, ``12.3``, ``1234``."""
-    if not value:
-        return "0"
-    decimals = next((digits for digits in range(9) if abs(value) * 10**digits >= 99.5), 9)
-    return f"{value:.{decimals}f}"
+def _percent(share: float | None) -> str:
+    return NONE if share is None else percent(share)
 
 
-def percent(share: float | None) -> str:
-    """A share as ``12 %``."""
-    return NONE if share is None else f"{100 * share:.0f} %"
-
-
-def per_gpu(values: Sequence[str]) -> str:
+def _per_gpu(values: Sequence[str]) -> str:
     """One value where all agree, each of up to four, else the first and the last of them."""
     if len(set(values)) <= 1:
         return "".join(values[:1])

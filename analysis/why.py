@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from analysis import steady, usage
 from analysis.intervals import Spans, union
 from analysis.steady import Steady
+from analysis.text import percent
 from analysis.usage import Usage
 from sim.trace import Trace
 
@@ -48,9 +49,8 @@ def compute(trace: Trace, used: Usage | None = None, over: Steady | None = None)
 
 
 def _say(phrase: str, name: str, share: float) -> str:
-    percent = f"{100 * share:.0f} %"
-    room = LONGEST - len(phrase.format(percent, ""))
-    return phrase.format(percent, name if len(name) <= room else name[: room - 1] + "…")
+    room = LONGEST - len(phrase.format(percent(share), ""))
+    return phrase.format(percent(share), name if len(name) <= room else name[: room - 1] + "…")
 
 
 def _lanes(used: Usage, over: Steady) -> list[Busy]:

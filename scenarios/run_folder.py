@@ -1,7 +1,7 @@
 """Run scenarios and keep what came of them.
 
-A run folder holds ``scenario.yaml`` (resolved: what was set is in it), ``result.json``, ``table.txt``, ``gantt.png``, and
-for each point ``traces/<point>.npz`` and ``traces/<point>.json`` (Chrome trace events, for Perfetto).
+A run folder holds ``scenario.yaml`` (resolved: what was set is in it), ``result.json``, ``table.txt``, ``gantt.png``,
+and for each point a trace ``traces/<number>-<point>.npz`` and the same as Chrome trace events in ``.json``, for Perfetto.
 """
 
 from __future__ import annotations
@@ -92,10 +92,11 @@ def write(folder: Path, document: Document, outcomes: Sequence[Outcome], table: 
         (folder / "scenario.yaml").write_text(dump(document.data), encoding="utf-8")
         (folder / "result.json").write_text(to_json([outcome.result for outcome in outcomes]), encoding="utf-8")
         (folder / "table.txt").write_text(table, encoding="utf-8")
-        for outcome in outcomes:
-            outcome.trace.save(traces / f"{file_name(outcome.name)}.npz")
+        for number, outcome in enumerate(outcomes, 1):
+            stem = f"{number:02d}-{file_name(outcome.name)}"
+            outcome.trace.save(traces / f"{stem}.npz")
             events = json.dumps(chrome_trace.export(outcome.trace), separators=(",", ":"))
-            (traces / f"{file_name(outcome.name)}.json").write_text(events, encoding="utf-8")
+            (traces / f"{stem}.json").write_text(events, encoding="utf-8")
         gantt.plot({outcome.name: outcome.trace for outcome in outcomes}, folder / "gantt.png")
     except OSError as error:
         raise ScenarioError.of([Fault(f"cannot write there: {error.strerror}", "--out", str(folder))]) from None

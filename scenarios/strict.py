@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, Strict, ValidationError
@@ -91,10 +91,7 @@ def check(kind: type[S], data: Any) -> tuple[S | None, list[Wrong]]:
     try:
         return kind.model_validate(data), wrongs
     except ValidationError as error:
-        details = error.errors(include_url=False)
-        return None, wrongs + [
-            in_our_words(each) for each in details if each["type"] not in ("missing", "extra_forbidden")
-        ]
+        return None, wrongs + [in_our_words(each) for each in error.errors(include_url=False) if not _is_an_echo(each)]
 
 
 def _wrong_keys(kind: type[Section], data: Any, path: KeyPath) -> Iterator[Wrong]:
@@ -110,26 +107,27 @@ def _wrong_keys(kind: type[Section], data: Any, path: KeyPath) -> Iterator[Wrong
             yield Wrong((*path, key), f"unknown key {shown(key)}", hint or f"known: {', '.join(keys)}")
         elif value is None:
             yield Wrong((*path, key), "has no value")
+    given = data.keys() | {key for key in keys if nearest(key, (key,)) in hints}  # one slip, one fault
     for key, (required, annotation) in keys.items():
-        if required and key not in data and nearest(key, (key,)) not in hints:
+        if required and key not in given:
             yield Wrong((*path, key), f"missing: {required}")
         if (below := _section_in(annotation)) is not None:
             for index, item in _items(data.get(key)):
                 yield from _wrong_keys(below, item, (*path, key, *index))
-    yield from _odd_company(kind, data, path)
+    yield from _odd_company(kind, given, path)
 
 
-def _odd_company(kind: type[Section], data: Mapping[str, Any], path: KeyPath) -> Iterator[Wrong]:
-    given = [group for group in kind.one_of if not data.keys().isdisjoint(group)]
-    if kind.one_of and len(given) != 1:
-        groups = ", ".join(" with ".join(group) for group in kind.one_of)
-        found = " and ".join(key for group in given for key in group if key in data) or "none"
-        yield Wrong(path, f"expected exactly one of {groups}; got {found}")
+def _odd_company(kind: type[Section], given: Set[str], path: KeyPath) -> Iterator[Wrong]:
+    groups = [group for group in kind.one_of if not given.isdisjoint(group)]
+    if kind.one_of and len(groups) != 1:
+        choices = ", ".join(" with ".join(group) for group in kind.one_of)
+        found = " and ".join(key for group in groups for key in group if key in given) or "none"
+        yield Wrong(path, f"expected exactly one of {choices}; got {found}")
         return
-    for key in (key for group in given for key in group if key not in data):
-        yield Wrong((*path, key), f"missing: goes with {', '.join(other for other in given[0] if other in data)}")
+    for key in (key for group in groups for key in group if key not in given):
+        yield Wrong((*path, key), f"missing: goes with {', '.join(other for other in groups[0] if other in given)}")
     for key, partners in kind.only_with.items():
-        if key in data and data.keys().isdisjoint(partners):
+        if key in given and given.isdisjoint(partners):
             yield Wrong((*path, key), f"{shown(key)} belongs with {' or '.join(partners)}, which is not given")
 
 
@@ -177,11 +175,22 @@ def in_our_words(error: ErrorDetails) -> Wrong:
     if kind in _BOUNDS:
         bound, word = _BOUNDS[kind]
         return Wrong(path, f"must be {word} {context[bound]}, got {shown(value)}")
-    if kind in ("too_short", "string_too_short"):
-        return Wrong(path, "is empty")
+    if kind == "too_short":
+        return Wrong(path, f"needs {context['min_length']} items, got {len(value)}" if value else "is empty")
+    if kind == "too_long":
+        return Wrong(path, f"at most {context['max_length']} items, got {len(value)}")
+    if value is None:
+        return Wrong(path, "has no value")
     if kind in _EXPECTED:
         number_as_text = kind == "string_type" and isinstance(value, int | float)
         return Wrong(
             path, f"expected {_EXPECTED[kind]}, got {shown(value)}", "put it in quotes" if number_as_text else None
         )
     return Wrong(path, f"not valid here: {shown(value)}")
+
+
+def _is_an_echo(error: ErrorDetails) -> bool:
+    """Whether it is reported by `_wrong_keys`, or says that a list is too short after its items were found wrong."""
+    if error["type"] == "too_short":
+        return len(error["input"]) >= error["ctx"]["min_length"]
+    return error["type"] in ("missing", "extra_forbidden")

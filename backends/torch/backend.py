@@ -82,7 +82,7 @@ def run(
             seed=seed,
             devices=tuple(sorted({lane.device for lane in schedule.lanes})),
             samples=int(binding.samples) // schedule.shape.micro_batches,
-            store=str(Path(folder) / "store"),
+            meeting=f"file://{folder}/meeting",
             keep_gradients=keep_gradients,
         )
         start_s, end_s, done, version = crew.work(job, binding.devices, patience_s, on_start)

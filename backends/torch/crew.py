@@ -8,7 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -26,7 +26,7 @@ _TICK_S = 0.2
 """How often the parent looks for progress."""
 
 _SETTLE_S = 0.5
-"""How long after a first fault the parent waits for others: a broken connection may be told before the death behind it."""
+"""How long after a first fault others are waited for: a broken connection may be told before the death behind it."""
 
 
 M = TypeVar("M", Ready, Done)
@@ -169,15 +169,15 @@ class Watch:
         return f"before {name}, waiting for {', '.join(missing) or 'its turn'}"
 
 
-def _news(members: Iterable[Member], seconds: float) -> Iterator[tuple[Member, Any]]:
+def _news(members: Sequence[Member], seconds: float) -> Iterator[tuple[Member, Any]]:
     """Messages that come within a time; ``None`` for a worker that died."""
-    by_line: dict[Any, Member] = {member.line: member for member in members}
-    for line in wait(list(by_line), seconds):
-        try:
-            message = line.recv()
-        except (EOFError, OSError):
-            message = None
-        yield by_line[line], message
+    told = wait([member.line for member in members], seconds)
+    for member in members:
+        if member.line in told:
+            try:
+                yield member, member.line.recv()
+            except (EOFError, OSError):
+                yield member, None
 
 
 def _death(process: SpawnProcess) -> str:

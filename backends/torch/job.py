@@ -23,8 +23,8 @@ Arrays = tuple[NDArray[np.float64], ...]
 class Job:
     """One run, the same for every worker.
 
-    ``devices`` of the plan, in the order of their ranks; ``samples`` per micro-batch; ``store`` is a file through which
-    the workers find each other.
+    ``devices`` of the plan, in the order of their ranks; ``samples`` per micro-batch; ``meeting`` is the URL of
+    a file through which the workers find each other.
     """
 
     schedule: Schedule
@@ -34,7 +34,7 @@ class Job:
     seed: int
     devices: tuple[int, ...]
     samples: int
-    store: str
+    meeting: str
     keep_gradients: bool
 
 
@@ -78,7 +78,7 @@ def channels(schedule: Schedule) -> list[Channel]:
     place = np.full(len(ops), -1, np.int64)
     place[schedule.order.values] = np.arange(len(schedule.order.values))
     sends = np.flatnonzero(np.isin(ops["kind"], SENDS))
-    turn = [place[op] if place[op] >= 0 else place[after[op]].max() for op in sends]
+    turn = [place[op] if place[op] >= 0 else place[after[op]].max() for op in sends.tolist()]
     sends = sends[np.argsort(turn, kind="stable")]
     ends: Any = ops[["source", "target"]][sends]
     return [Channel(int(pair["source"]), int(pair["target"]), sends[ends == pair]) for pair in np.unique(ends)]

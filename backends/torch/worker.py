@@ -108,12 +108,11 @@ class Worker:
         torch.set_num_threads(1)
         self.kernels = Kernels(self.job, self.device)
         os.environ["GLOO_SOCKET_IFNAME"] = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-        ranks = len(self.job.devices)
         dist.init_process_group(
             "gloo",
-            store=dist.FileStore(self.job.store, ranks),
+            init_method=self.job.meeting,
             rank=self.job.devices.index(self.device),
-            world_size=ranks,
+            world_size=len(self.job.devices),
             timeout=timedelta(days=365),  # the parent is the watchdog
         )
         return str(torch.__version__)

@@ -1,0 +1,253 @@
+"""The command ``twinrail``. Heavy imports wait inside the commands, so that ``--help`` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ParamSpec
+
+import typer
+
+from sim.errors import ScenarioError, TwinrailError
+
+if TYPE_CHECKING:
+    from scenarios.document import Document
+    from scenarios.points import Point
+    from scenarios.run_folder import Outcome
+
+P = ParamSpec("P")
+
+app = typer.Typer(
+    help="How fast will this training job run on that hardware, will it fit, and is there a better plan?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+File = Annotated[str, typer.Argument(metavar="FILE", help="a scenario; - is standard input")]
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="change one value; may be repeated")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="run folder; runs/NAME unless --json is given")]
+Json = Annotated[bool, typer.Option("--json", help="print JSON for machines")]
+BackendName = Annotated[str | None, typer.Option("--backend", help="simulated, longest_path or torch")]
+
+
+def main() -> None:
+    """The console script: refuses to start where another package shadows ours."""
+    if shadow := _shadow():
+        sys.exit(f"twinrail: {shadow} shadows our package 'sim': rename it, or start elsewhere")
+    app()
+
+
+def _shadow() -> str | None:
+    """The file that Python found for ``sim`` where it is not ours."""
+    import scenarios
+    import sim
+
+    ours, found = Path(str(scenarios.__file__)).parent.parent, Path(str(sim.__file__)).parent.parent
+    return None if ours == found else str(sim.__file__)
+
+
+def _command(name: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """Register a command whose errors are messages and exit codes, never tracebacks."""
+
+    def register(function: Callable[P, None]) -> Callable[P, None]:
+        @wraps(function)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+            try:
+                function(*args, **kwargs)
+            except TwinrailError as error:
+                typer.echo(str(error), err=True)
+                raise typer.Exit(error.exit_code) from None
+            except BrokenPipeError:  # whoever read our output has seen enough
+                raise typer.Exit(0) from None
+
+        app.command(name)(guarded)
+        return guarded
+
+    return register
+
+
+def _document(file: str, sets: Sequence[str] | None, backend: str | None = None) -> Document:
+    """The scenario with ``--set`` and ``--backend`` in it."""
+    from scenarios.load import apply_sets, load_document
+
+    return apply_sets(load_document(file), [*(sets or ()), *([f"backend={backend}"] if backend else [])])
+
+
+@_command("run")
+def run(file: File, sets: Sets = None, out: Out = None, json: Json = False, backend: BackendName = None) -> None:
+    """Run one scenario."""
+    from scenarios.run_folder import read_points
+
+    document = _document(file, sets, backend)
+    points = read_points(document)
+    if len(points) > 1:
+        raise ScenarioError(f"{file} holds a sweep of {len(points)} points: use 'twinrail sweep'")
+    _execute(document, points, out, json, single=True)
+
+
+@_command("sweep")
+def sweep(file: File, sets: Sets = None, out: Out = None, json: Json = False, backend: BackendName = None) -> None:
+    """Run every point of a scenario's sweep and compare them."""
+    from scenarios.run_folder import read_points
+
+    document = _document(file, sets, backend)
+    if "sweep" not in document.data:
+        raise ScenarioError(f"{file} has no sweep: use 'twinrail run'")
+    _execute(document, read_points(document), out, json, single=False)
+
+
+def _execute(document: Document, points: Sequence[Point], out: Path | None, json: bool, single: bool) -> None:
+    """Run the points, print them, and write the run folder where one is wanted."""
+    from scenarios import run_folder
+
+    name = str(document.data.get("name", "run"))
+    outcomes = _with_progress(points, name)
+    folder = out or (None if json else Path("runs") / run_folder.file_name(name))
+    table = _table(outcomes)
+    if folder is not None:
+        run_folder.write(folder, document, outcomes, table)
+    if json:
+        results = [outcome.result for outcome in outcomes]
+        typer.echo(run_folder.to_json(results[0] if single else results), nl=False)
+        return
+    typer.echo(table, nl=False)
+    typer.echo(f"{folder}: gantt.png, result.json, traces (Chrome JSON for ui.perfetto.dev)", err=True)
+
+
+def _with_progress(points: Sequence[Point], scenario: str) -> list[Outcome]:
+    """Run the points under a progress bar with an ETA, on a terminal only."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from scenarios.run_folder import run_all
+
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(scenario, total=len(points))
+        return run_all(points, scenario, lambda _: progress.advance(task))
+
+
+def _table(outcomes: Sequence[Outcome]) -> str:
+    from analysis import table
+
+    return _render(*table.rows([outcome.result for outcome in outcomes]))
+
+
+def _render(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table as text: the first column and the last to the left, figures to the right."""
+    import io
+
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for index, column in enumerate(columns):
+        grid.add_column(column, justify="left" if index in (0, len(columns) - 1) else "right")
+    for row in rows:
+        grid.add_row(*row)
+    text = io.StringIO()
+    width = Console().width if sys.stdout.isatty() else 240
+    Console(file=text, width=width).print(grid)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+@_command("check")
+def check(file: File, sets: Sets = None, json: Json = False) -> None:
+    """Validate a scenario, a schedule or a trace, told apart by content, and run nothing."""
+    from scenarios.check import check_file
+    from scenarios.run_folder import to_json
+
+    found = check_file(file, sets or ())
+    typer.echo(to_json(found) if json else f"{file}: {found['what']}", nl=not json)
+
+
+@_command("show")
+def show_schedule(
+    file: File,
+    sets: Sets = None,
+    point: Annotated[str | None, typer.Option(help="which point of a sweep")] = None,
+    columns: Annotated[int, typer.Option(min=1, help="slots to show")] = 32,
+    json: Json = False,
+) -> None:
+    """Draw the schedule: a row a compute lane, a column a slot in which a forward or a backward takes one."""
+    from scenarios.run_folder import to_json
+    from scenarios.show import grids
+
+    drawn = grids(_document(file, sets), point, columns)
+    if json:
+        typer.echo(to_json(drawn), nl=False)
+        return
+    for name, text in drawn.items():
+        typer.echo(f"{name}\n{text}\n")
+
+
+@_command("diff")
+def diff(
+    first: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    second: Annotated[Path, typer.Argument(metavar="RUN", help="another")],
+    json: Json = False,
+) -> None:
+    """Compare two run folders: every figure that differs, point by point."""
+    from scenarios import run_folder
+    from scenarios.show import differences
+
+    rows = differences(run_folder.read(first), run_folder.read(second))
+    if json:
+        typer.echo(run_folder.to_json(rows), nl=False)
+    elif rows:
+        typer.echo(_render([*rows[0]], [[_cell(value) for value in row.values()] for row in rows]), nl=False)
+    else:
+        typer.echo("no difference")
+
+
+def _cell(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+@_command("init")
+def init(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="where to write; - is standard output")] = "-",
+) -> None:
+    """Write a commented scenario to start from."""
+    from scenarios.show import starter
+
+    text = starter()
+    if file == "-":
+        typer.echo(text, nl=False)
+        return
+    try:
+        with Path(file).open("x", encoding="utf-8") as new:
+            new.write(text)
+    except OSError as error:
+        raise ScenarioError(f"{file}: cannot write there: {error.strerror}") from None
+    typer.echo(f"{file} written: try 'twinrail run {file}'", err=True)
+
+
+@_command("list")
+def catalogue(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="schedules, models, clusters, devices or scenarios")],
+    json: Json = False,
+) -> None:
+    """List what is shipped: schedules, models, clusters, devices or scenarios."""
+    from scenarios.run_folder import to_json
+    from scenarios.show import catalogue as shipped
+
+    found = shipped(kind)
+    if json:
+        typer.echo(to_json(found), nl=False)
+        return
+    typer.echo(_render([kind, "what it is"], [[name, text] for name, text in found.items()]), nl=False)
+
+
+@_command("schema")
+def schema() -> None:
+    """Print the JSON Schema of scenario files, for editors."""
+    from scenarios.run_folder import to_json
+    from scenarios.schema import json_schema
+
+    typer.echo(to_json(json_schema()), nl=False)
