@@ -103,18 +103,19 @@ def _carried(trace: Trace) -> tuple[IntColumn, IntColumn, IntColumn]:
 
     def passes(kinds: tuple[OpKind, ...], transfers: IntColumn, step: int) -> IntColumn:
         name = ops["stage"][transfers] + step, ops["micro_batch"][transfers], ops["replica"][transfers]
-        return np.maximum.reduce([halves.find(kind, *name) for kind in kinds])
+        found: IntColumn = np.maximum.reduce([halves.find(kind, *name) for kind in kinds])
+        return found
 
-    found = []
+    rows: list[IntColumn] = []
     for kind, kinds, step in (
         (OpKind.SEND_ACTIVATION, (OpKind.FORWARD,), 1),
         (OpKind.SEND_GRADIENT, BACKWARD_KINDS[:2], -1),
     ):
         transfers = np.flatnonzero(ops["kind"] == kind)
-        found.append(np.stack([transfers, passes(kinds, transfers, 0), passes(kinds, transfers, step)]))
+        rows.append(np.stack([transfers, passes(kinds, transfers, 0), passes(kinds, transfers, step)]))
     served = np.flatnonzero(np.isin(ops["kind"], (OpKind.PULL, OpKind.PUSH)))
-    rows = np.concatenate([*found, np.stack([served, served, served])], axis=1)
-    transfers, producer, consumer = rows[:, (rows >= 0).all(axis=0)]
+    carried = np.concatenate([*rows, np.stack([served, served, served])], axis=1)
+    transfers, producer, consumer = carried[:, (carried >= 0).all(axis=0)]
     return transfers, producer, consumer
 
 

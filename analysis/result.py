@@ -17,8 +17,8 @@ from sim.trace import Trace
 def compute(trace: Trace, scenario: str, name: str) -> dict[str, Any]:
     """The result of a run: JSON types only; ``None`` where a number is unknown or has no meaning.
 
-    Times in seconds, memory in bytes. ``bubble``: see `analysis.breakdown.Bubble`; ``staleness``:
-    `analysis.staleness.Summary`; ``prediction``: distances (forward, backward) of each stage as planned and as realised.
+    Times in seconds, memory in bytes. ``bubble``: see `analysis.breakdown.Bubble`; ``staleness``: see
+    `analysis.staleness.Summary`; ``prediction``: distances (forward, backward) of each stage, planned and realised.
 
     Raises
     ------

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.intervals import Times
 from sim.errors import BrokenInvariant
 from sim.ops import OpKind
 from sim.passes.weight_versions import distances_at
@@ -21,7 +22,7 @@ READERS = (*FORWARD_KINDS, *BACKWARD_KINDS, OpKind.RECOMPUTE)
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One pass. ``mean`` and ``max`` over the whole run; ``by_stage``: the steady value of each stage, which is the most
+    """One pass. ``mean`` and ``max`` are over the whole run, ``by_stage`` is the steady value of each stage: the most
     frequent one (of equals the largest) in the middle third of the mini-batches. ``None`` where nothing is updated.
     """
 
@@ -80,7 +81,7 @@ def compute(trace: Trace) -> Staleness:
 
 
 class _Weights:
-    """The updates of every copy of weights, in order of time. A replica that never updates uses the weights of replica 0."""
+    """The updates of every copy of weights, in order of time. A replica without updates uses those of replica 0."""
 
     def __init__(self, trace: Trace) -> None:
         self._ops, ops = trace.ops, trace.ops
@@ -109,7 +110,7 @@ class _Weights:
         return self._code(rows, self.replica_of(rows))
 
 
-def _read_s(trace: Trace, halves: Halves, readers: IntColumn) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+def _read_s(trace: Trace, halves: Halves, readers: IntColumn) -> Times:
     """When each op read its weights."""
     op, read_s = trace.ops[readers], trace.start_s[readers].copy()
     name = op["stage"], op["micro_batch"], op["replica"]
@@ -120,12 +121,7 @@ def _read_s(trace: Trace, halves: Halves, readers: IntColumn) -> np.ndarray[tupl
     return np.where(pull >= 0, trace.start_s[pull], read_s)
 
 
-def _versions(
-    trace: Trace,
-    weights: _Weights,
-    readers: IntColumn,
-    read_s: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
-) -> IntColumn:
+def _versions(trace: Trace, weights: _Weights, readers: IntColumn, read_s: Times) -> IntColumn:
     """The updates that each op saw, checked against its schedule."""
     least, most = np.zeros(len(readers), np.int64), np.zeros(len(readers), np.int64)
     mine = Rows.from_pairs(weights.owner_of(readers), np.arange(len(readers)), len(weights.rows))
@@ -156,7 +152,8 @@ def _summary(trace: Trace, staleness: IntColumn, kinds: tuple[OpKind, ...]) -> S
 
 def _mode(values: IntColumn) -> int | None:
     """The most frequent value, of equals the largest."""
-    return len(counts) - 1 - int(np.bincount(values)[::-1].argmax()) if len(counts := np.bincount(values)) else None
+    counts = np.bincount(values)
+    return len(counts) - 1 - int(counts[::-1].argmax()) if len(counts) else None
 
 
 def _realised(trace: Trace) -> tuple[tuple[int, int], ...] | None:
@@ -164,4 +161,4 @@ def _realised(trace: Trace) -> tuple[tuple[int, int], ...] | None:
         return None
     nothing = np.empty(0, np.int64)
     as_run = Schedule(trace.shape, trace.ops, trace.lanes, trace.order, Rows.of([]), nothing)
-    return distances_at(as_run, trace.start_s, trace.end_s)
+    return distances_at(as_run, trace.start_s, trace.end_s)  # type: ignore[arg-type]  # seconds compare as slots do

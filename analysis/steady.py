@@ -21,8 +21,8 @@ class Steady:
 
     Parameters
     ----------
-    step_time_s : from the completion of mini-batch ``first`` to that of ``last``, divided by their distance. Where fewer
-        than two count, the makespan per mini-batch, and ``steady`` is false.
+    step_time_s : from the completion of mini-batch ``first`` to that of ``last``, divided by their distance. Where
+        fewer than two count, the makespan per mini-batch, and ``steady`` is false.
     start_s, end_s : the time the steps were taken over.
     samples_per_s, overall_samples_per_s : by the step time, and by the makespan; ``None`` where nothing takes time.
     """

@@ -24,7 +24,7 @@ COLUMNS = (
     "MFU",
     "why",
 )
-"""``comm`` is exposed communication; copies (+ predicted ones), in-flight and peak are those of each GPU where they differ."""
+"""``comm`` is exposed communication; copies (+ predicted ones), in-flight, peak: of each GPU where they differ."""
 
 
 def rows(results: Sequence[Result]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

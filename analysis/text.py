@@ -24,4 +24,6 @@ def duration(length_s: float) -> str:
 
 def unit_of(length_s: float) -> tuple[float, str]:
     """The unit in which a time reads well: how many make a second, and its symbol."""
-    return next(((per_s, unit) for per_s, unit in ((1.0, "s"), (1e3, "ms")) if length_s * per_s >= 1), (1e6, "µs"))
+    return next(
+        ((per_s, unit) for per_s, unit in ((1.0, "s"), (1e3, "ms")) if not 0 < length_s * per_s < 1), (1e6, "µs")
+    )

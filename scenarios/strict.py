@@ -192,5 +192,5 @@ def in_our_words(error: ErrorDetails) -> Wrong:
 def _is_an_echo(error: ErrorDetails) -> bool:
     """Whether it is reported by `_wrong_keys`, or says that a list is too short after its items were found wrong."""
     if error["type"] == "too_short":
-        return len(error["input"]) >= error["ctx"]["min_length"]
+        return bool(len(error["input"]) >= error["ctx"]["min_length"])
     return error["type"] in ("missing", "extra_forbidden")

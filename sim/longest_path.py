@@ -43,11 +43,12 @@ def unit_slots(schedule: Schedule) -> tuple[IntColumn, IntColumn]:
 def grid(schedule: Schedule, most: int = 64) -> str:
     """The schedule as the papers draw it: a row a compute lane, a column a unit slot."""
     start, end = unit_slots(schedule)
+    computing = [number for number, lane in enumerate(schedule.lanes) if lane.computes]
     rows: list[list[str]] = []
-    for ops in schedule.order:
+    for number in computing:
         cells: list[str] = []
-        for op in ops:
+        for op in schedule.order[number]:
             if end[op] > start[op]:
                 cells += [""] * (int(start[op]) - len(cells)) + [str(op_id(schedule.ops[op]))]
         rows.append(cells)
-    return render(schedule.lanes, rows, most)
+    return render([schedule.lanes[number] for number in computing], rows, most)

@@ -92,3 +92,6 @@ class Program:
     policy: Callable[[], Policy]
     weights: str = "latest"
     distances: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        self.shape.check()

@@ -43,6 +43,8 @@ UNSET = -2
 
 FORWARD_KINDS = (OpKind.FORWARD, OpKind.FORWARD_BACKWARD)
 BACKWARD_KINDS = (OpKind.BACKWARD, OpKind.BACKWARD_INPUT, OpKind.BACKWARD_WEIGHT)
+PASS_KINDS = (*FORWARD_KINDS, *BACKWARD_KINDS, OpKind.RECOMPUTE, OpKind.SEND_ACTIVATION, OpKind.SEND_GRADIENT)
+"""Kinds that are named by micro-batch; the others by mini-batch."""
 
 
 class Shape(NamedTuple):
@@ -57,6 +59,11 @@ class Shape(NamedTuple):
     def total(self) -> int:
         """Micro-batches of the whole run (per replica)."""
         return self.micro_batches * self.mini_batches
+
+    def check(self) -> None:
+        """Raise `InvalidSchedule` where there is nothing to do: every count is at least 1."""
+        if wrong := [f"{name} = {count}" for name, count in self._asdict().items() if count < 1]:
+            raise InvalidSchedule(f"{', '.join(wrong)}: a plan needs at least 1 of each")
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,57 +201,105 @@ class Schedule:
             raise self._cyclic(set(done))
         return done
 
-    def _cyclic(self, done: set[int]) -> InvalidSchedule:
-        """The fault of a cyclic order, naming one cycle."""
+    def _cyclic(self, done: set[int], most: int = 16) -> InvalidSchedule:
+        """The fault of a cyclic order, naming one cycle (its first ``most`` ops)."""
         op = next(op for op in range(len(self.ops)) if op not in done)
-        path: list[int] = []
+        path: dict[int, None] = {}
         while op not in path:
-            path.append(op)
+            path[op] = None
             op = next(int(earlier) for earlier in self.waits_for[op] if int(earlier) not in done)
-        cycle = [*path[path.index(op) :], op]
-        chain = " waits for ".join(str(self.id(step)) for step in cycle)
-        return self.fault(op, f"these ops wait for each other: {chain}")
+        cycle = [*path][list(path).index(op) :]
+        names = [str(self.id(step)) for step in cycle[:most]] + ["…"] * (len(cycle) > most) + [str(self.id(op))]
+        return self.fault(op, f"these ops wait for each other: {' waits for '.join(names)}")
 
     def fault(self, op: int, message: str) -> InvalidSchedule:
         """An `InvalidSchedule` that shows the grid with ``op`` marked."""
         return invalid(self.ops, self.lanes, self.order, op, message)
 
     def check(self) -> None:
-        """Find missing and cyclic ops, on every build.
+        """Find stray, missing, doubled and cyclic ops, on every build.
 
         Raises
         ------
         InvalidSchedule : with the op's name and the grid in which its cell is marked.
         """
-        ops, shape = self.ops, self.shape
-        _ = self.topological
-        if not len(ops):
+        self.shape.check()
+        if not len(self.ops):
             raise InvalidSchedule("an empty schedule: no op at all")
-        halves = Halves(ops)
-        forward = np.isin(ops["kind"], FORWARD_KINDS)
-        pairs = np.unique(np.stack([ops["micro_batch"][forward], ops["replica"][forward]]), axis=1)
-        seen = np.unique(pairs[0])
-        if len(seen) != shape.total or (len(seen) and seen[-1] != shape.total - 1):
-            missing = sorted(set(range(shape.total)) - set(seen.tolist())) or [int(seen[-1])]
-            raise self.fault(-1, f"micro-batch {missing[0]} is missing or unexpected: there should be {shape.total}")
+        self._check_names()
+        _ = self.topological
+        self._check_passes()
+        self._check_updates()
+
+    def _check_names(self) -> None:
+        """Every op belongs to a stage, a replica and a micro-batch (or mini-batch) of the shape."""
+        ops, shape = self.ops, self.shape
+        numbers = np.where(np.isin(ops["kind"], PASS_KINDS), shape.total, shape.mini_batches)
+        limits = (("stage", shape.stages), ("replica", shape.replicas), ("micro_batch", numbers))
+        stray = np.any([(ops[name] < 0) | (ops[name] >= limit) for name, limit in limits], axis=0)
+        fused = ops["kind"] == OpKind.FORWARD_BACKWARD
+        stray |= fused & ((ops["other_stage"] >= shape.stages) | (ops["other_micro_batch"] >= shape.total))
+        for op in np.flatnonzero(stray)[:1].tolist():
+            extent = ", ".join(f"{count} {name.replace('_', '-')}" for name, count in shape._asdict().items())
+            raise self.fault(op, f"{self.id(op)} is unexpected: there should be {extent}")
+
+    def _check_passes(self) -> None:
+        """Each stage has one forward and one backward, whole, in parts or split in two, of every micro-batch."""
+        halves, shape = Halves(self.ops), self.shape
+        micro_batch, replica = (axis.ravel() for axis in np.indices((shape.total, shape.replicas)))
         for stage in range(shape.stages):
-            for kind in (OpKind.FORWARD, OpKind.BACKWARD):
-                absent = halves.find(kind, stage, pairs[0], pairs[1]) < 0
-                if kind is OpKind.BACKWARD:
-                    split = [halves.find(half, stage, pairs[0], pairs[1]) < 0 for half in BACKWARD_KINDS[1:]]
-                    parts = halves.find(kind, stage, pairs[0], pairs[1], 0) < 0
-                    absent &= (split[0] | split[1]) & parts
-                if absent.any():
-                    first = int(np.flatnonzero(absent)[0])
-                    name = OpId(kind, stage, int(pairs[0][first]), int(pairs[1][first]))
-                    raise self.fault(-1, f"{name} is missing")
+            rows = {kind: halves.find(kind, stage, micro_batch, replica) for kind in (OpKind.FORWARD, *BACKWARD_KINDS)}
+            found = {kind: row >= 0 for kind, row in rows.items()}
+            found[OpKind.BACKWARD] |= halves.find(OpKind.BACKWARD, stage, micro_batch, replica, 0) >= 0
+            split = found[OpKind.BACKWARD_INPUT] | found[OpKind.BACKWARD_WEIGHT]
+            needed = {OpKind.FORWARD: np.ones(len(split), bool), OpKind.BACKWARD: ~split}
+            for kind in (*FORWARD_KINDS[:1], *BACKWARD_KINDS):
+                for place in np.flatnonzero(needed.get(kind, split) & ~found[kind])[:1].tolist():
+                    raise self._missing(OpId(kind, stage, int(micro_batch[place]), int(replica[place])))
+            for place in np.flatnonzero(split & found[OpKind.BACKWARD])[:1].tolist():
+                op = int(rows[OpKind.BACKWARD_INPUT][place])
+                raise self.fault(op, f"{self.id(op)} computes a gradient that a full backward computes already")
+
+    def _check_updates(self) -> None:
+        """A stage that is updated (or a bucket that is reduced) once is so in every mini-batch."""
+        once = self.ops[np.isin(self.ops["kind"], (OpKind.ALL_REDUCE, OpKind.UPDATE))]
+        names, member = np.unique(once[["kind", "stage", "replica", "part"]], return_inverse=True)
+        for group, (kind, stage, replica, part) in enumerate(names.tolist()):
+            missing = np.setdiff1d(np.arange(self.shape.mini_batches), once["micro_batch"][member == group])
+            if len(missing):
+                raise self._missing(OpId(OpKind(kind), stage, int(missing[0]), replica, part))
+
+    def _missing(self, name: OpId) -> InvalidSchedule:
+        """An `InvalidSchedule` with the cell of an op that is not there, drawn at the end of the lane of its kin."""
+
+        def kin(lane: int) -> tuple[bool, bool]:
+            on_lane = self.ops[self.order[lane]]
+            of_stage = (on_lane["stage"] == name.stage) & (on_lane["replica"] == name.replica)
+            return bool((of_stage & (on_lane["kind"] == name.kind)).any()), bool(of_stage.any())
+
+        rows: list[IntColumn] = list(self.order)
+        lane = max(range(len(rows)), key=kin)
+        rows[lane] = np.append(rows[lane], len(self.ops))
+        ops = np.append(self.ops, np.array([(*name, -1, -1, -1, -1)], OPS))
+        return invalid(ops, self.lanes, rows, len(self.ops), f"{name} is missing")
 
 
-def invalid(ops: NDArray[np.void], lanes: Sequence[Lane], order: Rows, op: int, message: str) -> InvalidSchedule:
-    """An `InvalidSchedule` with the grid of the lane orders, the cell of ``op`` marked (−1: none)."""
-    rows = [[_cell(ops[index], int(index) == op) for index in order[lane]] for lane in range(len(lanes))]
-    error = InvalidSchedule(f"{message}\n{render(lanes, rows)}")
-    error.op, error.grid = (str(op_id(ops[op])) if op >= 0 else ""), render(lanes, rows)
+def invalid(
+    ops: NDArray[np.void], lanes: Sequence[Lane], order: Iterable[IntColumn], op: int, message: str, most: int = 64
+) -> InvalidSchedule:
+    """An `InvalidSchedule` with the order of every compute lane and every lane of ``op``, whose cell is marked."""
+    shown: list[Lane] = []
+    rows: list[list[str]] = []
+    for lane, on_lane in zip(lanes, order, strict=True):
+        marked = np.flatnonzero(on_lane == op)
+        if lane.computes or len(marked):
+            first = max(int(marked[0]) - most // 2, 0) if len(marked) else 0
+            cells = [_cell(ops[index], index == op) for index in on_lane[first : first + most + 1].tolist()]
+            shown.append(lane)
+            rows.append(["…", *cells] if first else cells)
+    grid = render(shown, rows, most)
+    error = InvalidSchedule(f"{message}\n{grid}")
+    error.op, error.grid = str(op_id(ops[op])), grid
     return error
 
 
@@ -253,15 +308,15 @@ def _cell(row: Any, marked: bool) -> str:
 
 
 def render(lanes: Sequence[Lane], rows: Sequence[Sequence[str]], most: int = 64) -> str:
-    """A grid as text: a line a lane that computes, a column a slot, at most ``most`` columns."""
-    shown = [(f"d{lane.device}.{lane.stream}", row) for lane, row in zip(lanes, rows, strict=True) if lane.computes]
-    width = max((len(cell) for _, row in shown for cell in row[:most]), default=1)
-    label = max((len(name) for name, _ in shown), default=0)
+    """A grid as text: a line a lane, a column a slot, at most ``most`` columns."""
+    names = [f"d{lane.device}.{lane.stream}" for lane in lanes]
+    width = max((len(cell) for row in rows for cell in row[:most]), default=1)
+    label = max((len(name) for name in names), default=0)
     lines = [
         f"{name:<{label}} │ "
         + " ".join(cell.center(width) for cell in row[:most]).rstrip()
         + (" …" * (len(row) > most))
-        for name, row in shown
+        for name, row in zip(names, rows, strict=True)
     ]
     return "\n".join(lines)
 
@@ -358,7 +413,7 @@ def _versions(ops: NDArray[np.void], order: Rows) -> None:
     uses = np.isin(ops["kind"], (*FORWARD_KINDS, *BACKWARD_KINDS, OpKind.RECOMPUTE)) & (ops["reads"] == UNSET)
     for row in order:
         on_lane = ops[row]
-        weights_of = on_lane["stage"] * (int(ops["replica"].max()) + 1) + on_lane["replica"]
+        weights_of = on_lane["stage"] * (int(ops["replica"].max(initial=0)) + 1) + on_lane["replica"]
         for owner in np.unique(weights_of[uses[row]]):
             mine = weights_of == owner
             seen = np.cumsum(updates[row] & mine)
@@ -460,6 +515,7 @@ class ScheduleBuilder:
     """
 
     def __init__(self, shape: Shape) -> None:
+        shape.check()
         self.shape = shape
         self._lanes: dict[Lane, list[int]] = {}
         self._rows: list[tuple[int, ...]] = []
@@ -492,6 +548,9 @@ class ScheduleBuilder:
         ------
         InvalidSchedule : an op is doubled, missing or part of a cycle.
         """
+        for pair in self._extra:
+            for unknown in {*pair} - self._named.keys():
+                raise InvalidSchedule(f"{pair[1]} waits for {pair[0]}, but there is no {unknown}")
         extra = [(self._named[earlier], self._named[later]) for earlier, later in self._extra]
         table = np.array(self._rows, dtype=OPS)
         return assemble(self.shape, list(self._lanes), table, list(self._lanes.values()), extra)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal
 
+from sim.errors import InvalidSchedule
 from sim.memory.buffers import END, START, BufferEvent, BufferKind
 from sim.ops import Lane, OpId, OpKind
 from sim.program import Actor, Ask, BulkSynchronous, Do, Op, Program
@@ -27,6 +28,8 @@ def plan(
     ``buckets`` cuts the backward pass and its gradients into parts of about equal parameter bytes, so that the ring
     sums one bucket while the next is computed (as PyTorch's DistributedDataParallel does).
     """
+    if buckets < 1:
+        raise InvalidSchedule(f"buckets = {buckets}: a ring needs at least 1")
     shape = Shape(1, 1, mini_batches, replicas)
     return _ring(shape, buckets) if sync == "ring" else _parameter_server(shape)
 

@@ -27,9 +27,10 @@ from sim.errors import ScenarioError
 from sim.training import Training
 
 ROOT = Path(__file__).parents[2]
-CONTRACT = """\
-name: example
-model: {uniform: {forward: 18.522 ms, backward_input: 18.086 ms, backward_weight: 9.337 ms, activation: 8 MB, parameters: 100 MB}, batch_size: 32}
+TIMES = "forward: 18.522 ms, backward_input: 18.086 ms, backward_weight: 9.337 ms"
+CONTRACT = (
+    f"name: example\nmodel: {{uniform: {{{TIMES}, activation: 8 MB, parameters: 100 MB}}, batch_size: 32}}"
+    + """
 cluster: {devices: 8, link: {kind: latency, latency: 0.601 ms}}
 training: {optimizer: momentum, dtype: fp32, momentum: 0.9, learning_rate: 0.01}
 schedule: {name: one_f_one_b, stages: 8, micro_batches: 24, mini_batches: 1, weights: latest}
@@ -38,6 +39,7 @@ memory: {capacity: 24 GiB, allocator: counting}
 backend: simulated
 seed: 0
 """
+)
 POINTS = "sweep: {points: [{name: gpipe, schedule: {name: gpipe, stages: 4, micro_batches: 8}}]}\n"
 GRID = "sweep: {grid: {cluster.link.bandwidth: [8 GB/s, 12 GB/s]}}\n"
 
@@ -282,16 +284,14 @@ def test_schedule_keys_are_the_planner_s_parameters() -> None:
 
 
 def test_parse_checks_schedules_against_planners() -> None:
+    where, timelines = "x.yaml:5: schedule", "concurrent, alternating"
     text = CONTRACT.replace("weights: latest", "timeline: alternate")
     assert faults(lambda: parse(read(text), {"one_f_one_b": plan})) == [
-        "x.yaml:5: schedule.mini_batches: unknown key 'mini_batches' of schedule 'one_f_one_b' "
-        "(did you mean 'micro_batches'?)",
-        "x.yaml:5: schedule.timeline: expected one of concurrent, alternating, got 'alternate' "
-        "(did you mean 'alternating'?)",
+        f"{where}.mini_batches: unknown key 'mini_batches' of schedule 'one_f_one_b' (did you mean 'micro_batches'?)",
+        f"{where}.timeline: expected one of {timelines}, got 'alternate' (did you mean 'alternating'?)",
     ]
-    assert faults(lambda: parse(read(CONTRACT), {"one_f_one_bee": plan, "gpipe": plan})) == [
-        "x.yaml:5: schedule.name: unknown schedule 'one_f_one_b': known are one_f_one_bee, gpipe "
-        "(did you mean 'one_f_one_bee'?)"
+    assert faults(lambda: parse(read(CONTRACT), {"1f1b": plan, "one_f_one_bee": plan})) == [
+        f"{where}.name: unknown schedule 'one_f_one_b': known are 1f1b, one_f_one_bee (did you mean 'one_f_one_bee'?)"
     ]
 
 
