@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,16 +65,27 @@ def compute(trace: Trace, used: Usage | None = None) -> Breakdown:
 def _times(used: Usage, device: int) -> DeviceTime:
     trace, ops = used.trace, used.compute[device]
     busy_s = used.computing(device).length_s
-    # sums of many lengths may pass their bound by a rounding error
-    compute_s = min(busy_s, trace.makespan_s)
-    communication_s = min(max(used.active(device).length_s - busy_s, 0.0), trace.makespan_s - compute_s)
+    compute_s, communication_s, idle_s = _parts(trace.makespan_s, busy_s, used.active(device).length_s - busy_s)
     return DeviceTime(
         name=used.name(device),
         compute_s=compute_s,
-        recompute_s=used.spans(ops[trace.ops["kind"][ops] == OpKind.RECOMPUTE]).length_s,
+        recompute_s=min(used.spans(ops[trace.ops["kind"][ops] == OpKind.RECOMPUTE]).length_s, compute_s),
         communication_s=communication_s,
-        idle_s=max(trace.makespan_s - (compute_s + communication_s), 0.0),
+        idle_s=idle_s,
     )
+
+
+def _parts(whole_s: float, compute_s: float, communication_s: float) -> tuple[float, float, float]:
+    """Compute, communication and the rest, none negative, that add up to the whole in spite of rounding."""
+    compute_s = min(compute_s, whole_s)
+    communication_s = min(max(communication_s, 0.0), whole_s - compute_s)
+    idle_s = max(whole_s - (compute_s + communication_s), 0.0)
+    if compute_s + communication_s + idle_s != whole_s:  # on the grid of the whole, sums are exact
+        grid_s = math.ulp(whole_s)
+        compute_s = round(compute_s / grid_s) * grid_s
+        communication_s = min(round(communication_s / grid_s) * grid_s, whole_s - compute_s)
+        idle_s = whole_s - (compute_s + communication_s)
+    return compute_s, communication_s, idle_s
 
 
 def _bubble(used: Usage, devices: tuple[DeviceTime, ...]) -> Bubble:

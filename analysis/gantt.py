@@ -180,7 +180,7 @@ def _axis(panels: Sequence[Panel]) -> Axis:
 
 
 def _excerpt(panel: Panel, window_s: float) -> Panel:
-    """The panel without its warm-up, if it has one; from earlier on where its steady state is shorter than the window."""
+    """The panel without its warm-up, if it has one; from earlier where the steady state is shorter than the window."""
     over = panel.over
     return replace(panel, begin_s=max(min(over.start_s, over.end_s - window_s), 0.0) if over.first else 0.0)
 

@@ -7,7 +7,7 @@ def significant(value: float) -> str:
     """Three significant digits, and never an exponent: ``0.0123``, ``1.23``, ``12.3``, ``1234``."""
     if not value:
         return "0"
-    decimals = next((digits for digits in range(12) if abs(value) * 10**digits >= 99.5), 12)
+    decimals = next((digits for digits in range(12) if abs(value) * 10**digits >= 99.95), 12)
     return f"{value:.{decimals}f}"
 
 

@@ -29,7 +29,7 @@ Planners = Mapping[str, Callable[..., object]]
 """The ``plan`` function of each schedule, by name; read on demand, so a mapping may import on access."""
 
 _OF_EVERY_SCHEDULE = ("weights", "predict")
-_RESERVED_OF_SCHEDULE = ("replicas", "csv")
+RESERVED_OF_SCHEDULE = ("replicas", "csv")
 
 
 def at_odds(document: Document, planners: Planners | None) -> Iterator[Wrong]:
@@ -245,12 +245,12 @@ def _planner(name: str, schedule: Mapping[str, Any], planners: Planners) -> Iter
 
 def wrong_schedule_keys(name: str, keys: Mapping[str, Any], signature: inspect.Signature) -> Iterator[Wrong]:
     """What is wrong with the keys of a schedule, given the signature of its planner with annotations evaluated."""
-    known = {key: parameter for key, parameter in signature.parameters.items() if key not in _RESERVED_OF_SCHEDULE}
+    known = {key: parameter for key, parameter in signature.parameters.items() if key not in RESERVED_OF_SCHEDULE}
     for key, value in keys.items():
         path: KeyPath = ("schedule", key)
         if key in known:
             yield from _wrong_value(path, value, known[key].annotation)
-        elif key not in _OF_EVERY_SCHEDULE + _RESERVED_OF_SCHEDULE:
+        elif key not in _OF_EVERY_SCHEDULE + RESERVED_OF_SCHEDULE:
             words = (*known, *_OF_EVERY_SCHEDULE)
             hint = nearest(key, words) or f"known: {', '.join(words)}"
             yield Wrong(path, f"unknown key {shown(key)} of schedule {shown(name)}", hint)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.json_schema import JsonSchemaValue
 
-from scenarios.consistency import MAX_COUNT, Planners, at_odds, wrong_schedule_keys
+from scenarios.consistency import MAX_COUNT, RESERVED_OF_SCHEDULE, Planners, at_odds, wrong_schedule_keys
 from scenarios.document import ALTERNATIVES, SHORT_FORMS, Document, dotted, written_out
 from scenarios.quantities import Bytes, BytesPerSecond, Capacity, Flops, FlopsPerSecond, Seconds, WrongValue, shown
 from scenarios.strict import Many, Section, validate
@@ -200,7 +200,7 @@ class Schedule(Section):
     """The order of work. Keys beyond these belong to the planner of that name: `validate_schedule_keys`."""
 
     model_config = ConfigDict(extra="allow")
-    reserved = frozenset({"replicas", "csv"})
+    reserved = frozenset(RESERVED_OF_SCHEDULE)
     name: str = Field(description="the schedule's name")
     stages: Count | None = None
     micro_batches: Count | None = None

@@ -6,7 +6,6 @@ On disk a trace is an ``.npz`` file of plain arrays and one JSON header; loading
 from __future__ import annotations
 
 import json
-import zipfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.errors import BadTraceFile
-from sim.ops import Lane, OpId
+from sim.memory.buffers import BufferKind
+from sim.ops import Lane, OpId, OpKind
 from sim.schedule import OPS, Rows, Schedule, Shape, assemble, op_id
 
 FLOWS = np.dtype([("link", "i4"), ("op", "i4"), ("start_s", "f8"), ("end_s", "f8"), ("bytes", "f8")])
@@ -84,9 +84,9 @@ class Trace:
         ------
         InvalidSchedule : the trace is of a program whose order obeyed more than the data of training.
         """
-        return assemble(
-            self.shape, self.lanes, self.ops.copy(), list(self.order), weights=self.header.get("weights", "latest")
-        )
+        distances = tuple((int(forward), int(backward)) for forward, backward in self.header["distances"])
+        order, weights = list(self.order), self.header["weights"]
+        return assemble(self.shape, self.lanes, self.ops.copy(), order, weights=weights, distances=distances)
 
     def save(self, path: Path) -> None:
         """Write the trace; the same trace gives the same bytes."""
@@ -118,36 +118,83 @@ class Trace:
         BadTraceFile : the file is missing, damaged, or no trace of this format.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
-                columns = {name: file[name] for name in file.files}
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+                columns = {name: archive[name] for name in archive.files}
             header = json.loads(columns["header"].tobytes())
             if header.pop("format") != FORMAT:
                 raise BadTraceFile(f"{path}: a trace of another format; this version reads format {FORMAT}")
-            shape = Shape(*header.pop("shape"))
+            shape = Shape(*(int(count) for count in header.pop("shape")))
             lanes = tuple(Lane(int(device), str(stream)) for device, stream in header.pop("lanes"))
             lanes_of = Rows(columns["lane_starts"], columns["lane_values"])
             trace = cls(header, shape, columns["ops"], lanes, lanes_of, *(columns[name] for name in _COLUMNS))
+            trace._check()
+        except BadTraceFile:
+            raise
         except FileNotFoundError:
             raise BadTraceFile(f"{path}: no such file") from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        except Exception as error:  # zip, zlib, numpy and json refuse damage each in its own way
             raise BadTraceFile(f"{path}: no trace of twinrail, or a damaged one ({error})") from None
-        trace._check(path)
         return trace
 
-    def _check(self, path: Path) -> None:
-        """Refuse columns that do not belong together."""
-        count = len(self.start_s)
-        dtypes = (self.ops.dtype, self.flows.dtype, self.memory.dtype) == (OPS, FLOWS, MEMORY)
-        lengths = len(self.ops) == len(self.end_s) == len(self.lanes_of) == count
-        values = self.lanes_of.values
-        lanes = bool(((values >= 0) & (values < len(self.lanes))).all()) and self.lanes_of.starts[-1] == len(values)
-        flows = (
-            bool(((self.flows["op"] < count) & (self.flows["link"] < len(self.header.get("links", ())))).all())
-            if dtypes
-            else False
+    def _check(self) -> None:
+        """Raise an error that says which of the columns do not belong together."""
+        shape, lanes_of, header = self.shape, self.lanes_of, self.header
+        shape.check()
+        numbers = (
+            ("kind", len(OpKind)),
+            ("stage", shape.stages),
+            ("replica", shape.replicas),
+            ("micro_batch", shape.total),
         )
-        if not (dtypes and lengths and lanes and flows and bool((self.end_s >= self.start_s).all())):
-            raise BadTraceFile(f"{path}: the columns of this trace do not fit together")
+        devices, ops = len(header["devices"]), len(self.ops)
+        fits = {
+            "header": all(isinstance(header[key], kind) for key, kind in _HEADER.items())
+            and all({"name", "kind", "bytes_per_s"} <= link.keys() for link in header["links"])
+            and all(0 <= lane.device < devices for lane in self.lanes),
+            "ops": self.ops.dtype == OPS
+            and all(_within(self.ops[name], 0, limit) for name, limit in numbers)
+            and _within(self.ops["source"], 0, devices)
+            and _within(self.ops["target"], -1, devices),
+            "lanes": lanes_of.starts.shape == (ops + 1,)
+            and lanes_of.starts[0] == 0
+            and lanes_of.starts[-1] == len(lanes_of.values)
+            and bool((np.diff(lanes_of.starts) >= 0).all())
+            and _within(lanes_of.values, 0, len(self.lanes)),
+            "times": self.start_s.shape == self.end_s.shape == (ops,)
+            and _within(self.start_s, 0, float("inf"))
+            and bool((self.end_s >= self.start_s).all() and np.isfinite(self.end_s).all()),
+            "flows": self.flows.dtype == FLOWS
+            and _within(self.flows["op"], 0, ops)
+            and _within(self.flows["link"], 0, len(header["links"])),
+            "memory": self.memory.dtype == MEMORY
+            and _within(self.memory["op"], -1, ops)
+            and _within(self.memory["device"], 0, devices)
+            and _within(self.memory["kind"], 0, len(BufferKind)),
+        }
+        if wrong := [column for column, right in fits.items() if not right]:
+            raise ValueError(f"its {' and '.join(wrong)} do not fit the rest")
+
+
+def _within(column: NDArray[Any], least: float, limit: float) -> bool:
+    """Whether every value of a flat column is at least ``least`` and below ``limit``."""
+    return column.ndim == 1 and bool(((column >= least) & (column < limit)).all())
 
 
 _COLUMNS = ("start_s", "end_s", "flows", "memory")
+
+_HEADER: dict[str, type | tuple[type, ...]] = {
+    "method": str,
+    "model": str,
+    "weights": str,
+    "distances": list,
+    "partition": list,
+    "devices": list,
+    "hosts": list,
+    "links": list,
+    "samples": (int, float),
+    "flops": (int, float),
+    "peak_flops_per_s": list,
+    "provenance": dict,
+    "backend": str,
+    "seed": int,
+}

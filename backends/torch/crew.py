@@ -25,6 +25,9 @@ from sim.schedule import Schedule
 _TICK_S = 0.2
 """How often the parent looks for progress."""
 
+_SET_UP_S = 120.0
+"""How long the setting up of a worker may take: the import of PyTorch on a busy machine."""
+
 _SETTLE_S = 0.5
 """How long after a first fault others are waited for: a broken connection may be told before the death behind it."""
 
@@ -90,11 +93,11 @@ def work(
     columns = np.frombuffer(stamps).reshape(2, -1)
     columns[:] = -1.0
     with _crew(job, names, stamps) as members:
-        watch = Watch(job.schedule, members, columns, patience_s)
-        ready = watch.gather(Ready)
+        watch = Watch(job.schedule, members, columns)
+        ready = watch.gather(Ready, _SET_UP_S)
         zero_s = watch.start()
         on_start({member.name: member.process.pid or 0 for member in members})
-        done = watch.gather(Done)
+        done = watch.gather(Done, patience_s)
     start_s, end_s = columns - zero_s
     return start_s, end_s, done, ready[0].torch
 
@@ -102,10 +105,8 @@ def work(
 class Watch:
     """Waits for the workers, and tells who failed and where."""
 
-    def __init__(
-        self, schedule: Schedule, members: list[Member], stamps: NDArray[np.float64], patience_s: float
-    ) -> None:
-        self._schedule, self._members, self._stamps, self._patience_s = schedule, members, stamps, patience_s
+    def __init__(self, schedule: Schedule, members: list[Member], stamps: NDArray[np.float64]) -> None:
+        self._schedule, self._members, self._stamps = schedule, members, stamps
         self._started = False
 
     def start(self) -> float:
@@ -115,8 +116,8 @@ class Watch:
             member.line.send(None)
         return zero_s
 
-    def gather(self, kind: type[M]) -> list[M]:
-        """The next message of every worker, in the order of their ranks.
+    def gather(self, kind: type[M], patience_s: float) -> list[M]:
+        """The next message of every worker, in the order of their ranks; ``patience_s`` bounds a standstill.
 
         Raises
         ------
@@ -132,10 +133,10 @@ class Watch:
             moves = len(messages) + int(np.count_nonzero(self._stamps >= 0))
             if moves != moved:
                 moved, moved_s = moves, time.monotonic()
-            elif time.monotonic() - moved_s > self._patience_s:
+            elif time.monotonic() - moved_s > patience_s:
                 late = [member for member in self._members if member.device not in messages]
                 places = "; ".join(f"{member.name} {self._whereabouts(member)}" for member in late)
-                raise BackendFailure(f"nothing moved for {self._patience_s:g} s: {places}")
+                raise BackendFailure(f"nothing moved for {patience_s:g} s: {places}")
         return [messages[member.device] for member in self._members]
 
     def _blame(self, member: Member, fault: Failed | None) -> BackendFailure:

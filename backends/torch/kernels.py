@@ -39,17 +39,8 @@ class Kernels:
         for stage in np.unique(backward["stage"][backward["source"] == device]).tolist():
             first, last = job.partition[stage]
             self._stages[stage] = Stage(nn.Sequential(*list(whole)[first : last + 1]), job.training)
+        self._arriving = _shapes(whole, self._model.sample)
         whole.to("meta")  # no data: the stages have their weights, and nothing else shall keep a version alive
-        self._arriving = self._shapes(whole)
-
-    def _shapes(self, whole: nn.Sequential) -> list[torch.Size]:
-        """The shape of what enters each layer."""
-        passing = torch.empty(self._job.samples, *self._model.sample, dtype=torch.float64, device="meta")
-        shapes: list[torch.Size] = []
-        for layer in whole:
-            shapes.append(passing.shape)
-            passing = layer(passing)
-        return shapes
 
     def compute(self, op: int) -> None:
         """Do an op of the compute lane.
@@ -105,7 +96,7 @@ class Kernels:
         """An empty tensor for what a transfer brings."""
         kind, stage, _ = self._name(op)
         first, _ = self._job.partition[stage + 1 if kind == OpKind.SEND_ACTIVATION else stage]
-        return torch.empty(self._arriving[first], dtype=torch.float64)
+        return torch.empty(self._job.samples, *self._arriving[first], dtype=torch.float64)
 
     def arrived(self, op: int, tensor: Tensor) -> None:
         """Take in what a transfer brought."""
@@ -117,6 +108,17 @@ class Kernels:
             stage: tuple(weight.detach().numpy() for weight in at.live.tensors) for stage, at in self._stages.items()
         }
         return Done(self._kept, weights, {stage: at.most_copies for stage, at in self._stages.items()})
+
+
+@torch.no_grad()
+def _shapes(whole: nn.Sequential, sample: tuple[int, ...]) -> list[torch.Size]:
+    """The shape of what enters each layer for one sample; not on meta tensors, whose first use takes a second."""
+    passing = torch.zeros(1, *sample, dtype=torch.float64)
+    shapes: list[torch.Size] = []
+    for layer in whole:
+        shapes.append(passing.shape[1:])
+        passing = layer(passing)
+    return shapes
 
 
 def _check(version: int, planned: int) -> None:

@@ -23,13 +23,15 @@ Times = NDArray[np.float64]
 class Actors:
     """The processes of a program's actors.
 
-    Lanes are held in the order of asking, all of an op's lanes at once. ``admit(op)`` appends an op's duration and
-    station to the columns of the core and returns its number.
+    Lanes are held in the order of asking, all of an op's lanes at once; who asks at one instant is served in the order
+    of names, whatever order actors were made in. ``admit(op)`` appends an op's duration and station to the columns of
+    the core and returns its number.
     """
 
     def __init__(self, core: Core, program: Program, cores: dict[Lane, int], admit: Callable[[Op], int]) -> None:
         self._core, self._policy, self._admit = core, program.policy(), admit
         self._lanes: FirstComeFirstServed[Lane] = FirstComeFirstServed(core.ready, cores)
+        self._arrived: list[int] = []  # ops of this instant that have not asked for their lanes yet
         self._asking: dict[Ask, simpy.Event] = {}
         self._doing: dict[str, str] = {}
         self.ops: list[Op] = []
@@ -50,9 +52,15 @@ class Actors:
     def _do(self, op: Op) -> simpy.Event:
         number = self._admit(op)
         self.ops.append(op)
-        done = self._core.completion(number)
-        self._lanes.request(number, op.lanes)
-        return done
+        if not self._arrived:
+            self._core.defer(self._request_lanes)
+        self._arrived.append(number)
+        return self._core.completion(number)
+
+    def _request_lanes(self) -> None:
+        arrived, self._arrived = self._arrived, []
+        for number in sorted(arrived, key=self._core.keys.__getitem__):
+            self._lanes.request(number, self.ops[number].lanes)
 
     def _ask(self, request: Ask) -> simpy.Event:
         released = self._asking[request] = simpy.Event(self._core.env)

@@ -51,6 +51,7 @@ class Allocator:
         self._first: list[int] = np.searchsorted(events["op"] * 2 + events["when"], slots).tolist()
         self.idle: list[bool] = (np.diff(self._first) == 0).tolist()
         self._played, self._times = array("q"), array("d")
+        self._refused: int | None = None  # the event that did not fit, where one did not
         self._resident: list[Resident] = []
         for resident in binding.resident:
             if not self.devices[resident.device].malloc(resident.size_bytes):
@@ -84,7 +85,7 @@ class Allocator:
             if delta < 0:
                 self.devices[device].free(-delta)
             elif not self.devices[device].malloc(delta):
-                self._played.pop(), self._times.pop()
+                self._refused = event
                 raise self._out_of_memory(device, delta, self._name(slot // 2))
 
     def columns(self) -> NDArray[np.void]:
@@ -94,6 +95,8 @@ class Allocator:
         )
         first, slots = np.array(self._first), np.frombuffer(self._played, np.int64)
         counts = first[slots + 1] - first[slots]
+        if self._refused is not None:
+            counts[-1] = self._refused - first[slots[-1]]
         begins = np.cumsum(counts) - counts
         rows = np.arange(int(counts.sum())) - np.repeat(begins - first[slots], counts)
         events = np.concatenate([self._known, np.array(self._grown, dtype=EVENTS)])[rows]

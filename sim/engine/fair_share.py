@@ -11,19 +11,19 @@ def max_min(routes: Sequence[Sequence[int]], capacity: Mapping[int, float]) -> l
     """Rates of flows over their routes, in the unit of ``capacity`` (per link).
 
     All rates rise together; the first link to fill fixes the rates of its flows; the rest rise on. No rate could be
-    raised without lowering one that is no larger. A flow without links is unlimited.
+    raised without lowering one that is no larger. A flow without links, or whose links are all infinite, is unlimited.
     """
     rates = [float("inf")] * len(routes)
     crossing: dict[int, set[int]] = {}
     for flow, route in enumerate(routes):
-        for link in route:
+        for link in (link for link in route if capacity[link] < float("inf")):
             crossing.setdefault(link, set()).add(flow)
     left = {link: capacity[link] for link in crossing}
     while crossing:
         share, tightest = min((left[link] / len(flows), link) for link, flows in crossing.items())
         for flow in tuple(crossing[tightest]):
             rates[flow] = share
-            for link in set(routes[flow]):
+            for link in crossing.keys() & set(routes[flow]):
                 crossing[link].discard(flow)
                 left[link] = max(left[link] - share, 0.0)
                 if not crossing[link]:

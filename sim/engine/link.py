@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -41,12 +42,27 @@ class Fifo:
 
 @dataclass(slots=True)
 class _Flow:
+    """``left_bytes`` were left at ``since_s``, when ``rate`` last changed."""
+
     op: int
     route: tuple[int, ...]
     size_bytes: float
     left_bytes: float
+    since_s: float
     rate: float = 0.0
     end_s: float = float("inf")
+
+    def advance(self, now_s: float) -> None:
+        """Bring the bytes left up to now."""
+        if now_s > self.since_s:
+            self.left_bytes -= self.rate * (now_s - self.since_s)
+            self.since_s = now_s
+
+    def check(self) -> None:
+        """Raise `BrokenInvariant` if bytes are left or too many went; the clock is only good to its last bits."""
+        slack_bytes = 1e-6 * max(self.size_bytes, 1.0) + 8 * math.ulp(self.since_s) * self.rate
+        if abs(self.left_bytes) > slack_bytes:
+            raise BrokenInvariant(f"a flow of {self.size_bytes:.6g} B ended with {self.left_bytes:.6g} B left")
 
 
 class FairShare:
@@ -59,7 +75,6 @@ class FairShare:
         self._core, self._payloads, self._links = core, payloads, links
         self._flows: list[_Flow] = []
         self._open: dict[int, int] = {}  # flows under way of each op
-        self._now = 0.0
         self._wakes = 0
 
     def request(self, op: int) -> None:
@@ -68,32 +83,26 @@ class FairShare:
         self._core.wake(lambda _: self._arrive(op), self._payloads[op].latency_s)
 
     def _arrive(self, op: int) -> None:
-        payload = self._payloads[op]
-        self._advance()
+        payload, now = self._payloads[op], self._core.env.now
         self._open[op] = len(payload.routes)
-        self._flows += [_Flow(op, route, payload.size_bytes, payload.size_bytes) for route in payload.routes]
+        self._flows += [_Flow(op, route, payload.size_bytes, payload.size_bytes, now) for route in payload.routes]
         self._share()
 
-    def _advance(self) -> None:
-        """Bring the bytes left up to now."""
-        now = self._core.env.now
-        for flow in self._flows:
-            flow.left_bytes -= flow.rate * (now - self._now)
-        self._now = now
-
     def _share(self) -> None:
-        """New rates; an end time moves only where its rate changes, so nothing drifts."""
+        """New rates; bytes left and end time are touched only where the rate changes, so nothing drifts."""
+        now = self._core.env.now
         routes, capacity = self._constraints()
         rates = max_min(routes, capacity)
         check_capacity(routes, rates, capacity)
         for flow, rate in zip(self._flows, rates, strict=True):
             if rate != flow.rate:
+                flow.advance(now)
                 flow.rate = rate
-                flow.end_s = self._now + max(flow.left_bytes, 0.0) / rate
+                flow.end_s = now + max(flow.left_bytes, 0.0) / rate
         self._wakes += 1
         if self._flows:
             wake = self._wakes
-            self._core.wake(lambda _: self._wake(wake), max(min(flow.end_s for flow in self._flows) - self._now, 0.0))
+            self._core.wake(lambda _: self._wake(wake), max(min(flow.end_s for flow in self._flows) - now, 0.0))
 
     def _constraints(self) -> tuple[list[tuple[int, ...]], dict[int, float]]:
         """Routes and capacities for `max_min`; a flow's own cap is a link of its own (a negative number)."""
@@ -112,13 +121,12 @@ class FairShare:
     def _wake(self, wake: int) -> None:
         if wake != self._wakes:  # the flows have changed since
             return
-        self._advance()
         soonest = min(flow.end_s for flow in self._flows)
         done = [flow for flow in self._flows if flow.end_s <= soonest]
         self._flows = [flow for flow in self._flows if flow.end_s > soonest]
         for flow in done:
-            if abs(flow.left_bytes) > 1e-6 * max(flow.size_bytes, 1.0):
-                raise BrokenInvariant(f"a flow of {flow.size_bytes:.6g} B ended with {flow.left_bytes:.6g} B left")
+            flow.advance(self._core.env.now)
+            flow.check()
             self._open[flow.op] -= 1
             if not self._open[flow.op]:
                 del self._open[flow.op]

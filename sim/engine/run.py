@@ -15,6 +15,7 @@ from sim.engine.core import Core, Station
 from sim.engine.gpu import Exclusive, Shared
 from sim.engine.lanes import Lanes
 from sim.engine.link import FairShare, Fifo, Payload
+from sim.errors import UnsupportedPlan
 from sim.ops import OpId, OpKind
 from sim.plan import Plan
 from sim.program import Op, Program
@@ -55,6 +56,8 @@ class Scene:
 
     def _network(self, routes: tuple[tuple[int, ...], ...]) -> Station | None:
         kinds = {self._binding.cluster.links[link].kind for route in routes for link in route}
+        if {"fifo", "fair_share"} <= kinds:
+            raise UnsupportedPlan("a ring over both fifo and fair_share links: use one kind")
         if "fair_share" in kinds:
             return self._fair
         return self._fifo if "fifo" in kinds else None
@@ -122,6 +125,7 @@ def run(plan: Plan, binding: Binding, seed: int = 0) -> Trace:
     Raises
     ------
     OutOfMemory, Deadlock, BrokenInvariant
+    UnsupportedPlan : one collective would cross links whose kinds do not mix.
     """
     play = _schedule if isinstance(plan.work, Schedule) else _program
     return play(plan, binding, {"backend": "simulated", "seed": seed, "hardware": "simulated"})

@@ -307,9 +307,9 @@ def test_a_worker_that_raises_ends_the_run_with_its_traceback(compose: Compose) 
     plan, binding = compose(pipedream.plan(2, 1, 6), "stash")
     assert isinstance(plan.work, Schedule)
     ops = plan.work.ops.copy()
-    ops["reads"][int(Halves(ops).find(OpKind.BACKWARD, 0, 3, 0))] += 1
+    ops["reads"][int(Halves(ops).find(OpKind.FORWARD, 0, 3, 0))] += 1
     seen: dict[str, int] = {}
-    with pytest.raises(BackendFailure, match=r"\Agpu0 raised in 0B3:\nTraceback") as caught:
+    with pytest.raises(BackendFailure, match=r"\Agpu0 raised in 0F3:\nTraceback") as caught:
         run(replace(plan, work=replace(plan.work, ops=ops)), binding, on_start=seen.update)
     assert "BrokenInvariant: weights of version 2 are at hand, the schedule says 3" in str(caught.value)
     assert not [pid for pid in seen.values() if is_alive(pid)]
@@ -403,7 +403,7 @@ REFUSED: dict[str, tuple[Callable[[Compose], tuple[Plan, Binding]], str]] = {
     ),
     "no transfers": (
         lambda compose: altered(compose, work=gpipe.plan(2, 4)),
-        "1F0 waits for 0F0 on another device, and no transfer",
+        "0B0 waits for 1B0 on another device, and no transfer",
     ),
 }
 

@@ -28,9 +28,9 @@ from sim.training import Training
 
 ROOT = Path(__file__).parents[2]
 TIMES = "forward: 18.522 ms, backward_input: 18.086 ms, backward_weight: 9.337 ms"
-CONTRACT = (
-    f"name: example\nmodel: {{uniform: {{{TIMES}, activation: 8 MB, parameters: 100 MB}}, batch_size: 32}}"
-    + """
+CONTRACT = """\
+name: example
+model: {uniform: {TIMES, activation: 8 MB, parameters: 100 MB}, batch_size: 32}
 cluster: {devices: 8, link: {kind: latency, latency: 0.601 ms}}
 training: {optimizer: momentum, dtype: fp32, momentum: 0.9, learning_rate: 0.01}
 schedule: {name: one_f_one_b, stages: 8, micro_batches: 24, mini_batches: 1, weights: latest}
@@ -38,8 +38,7 @@ partition: balanced
 memory: {capacity: 24 GiB, allocator: counting}
 backend: simulated
 seed: 0
-"""
-)
+""".replace("TIMES", TIMES)
 POINTS = "sweep: {points: [{name: gpipe, schedule: {name: gpipe, stages: 4, micro_batches: 8}}]}\n"
 GRID = "sweep: {grid: {cluster.link.bandwidth: [8 GB/s, 12 GB/s]}}\n"
 
