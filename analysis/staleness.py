@@ -66,9 +66,8 @@ def compute(trace: Trace) -> Staleness:
     version = np.full(len(ops), -1, np.int64)
     version[readers] = _versions(trace, weights, readers, _read_s(trace, halves, readers))
     op = ops[readers]
-    own = halves.find(
-        OpKind.UPDATE, op["stage"], op["micro_batch"] // trace.shape.micro_batches, weights.replica_of(readers)
-    )
+    applied_by = trace.shape.update_of(op["stage"], op["micro_batch"])
+    own = halves.find(OpKind.UPDATE, op["stage"], applied_by, weights.replica_of(readers))
     staleness = np.full(len(ops), -1, np.int64)
     staleness[readers] = np.where(own >= 0, weights.rank[own] - version[readers], -1)
     return Staleness(

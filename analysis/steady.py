@@ -70,13 +70,17 @@ def compute(trace: Trace, measured: Staleness | None = None, occupied: Occupancy
 def _completions(trace: Trace) -> Times:
     """When each mini-batch is complete; −∞: never."""
     kind = trace.ops["kind"]
-    rows = np.flatnonzero(kind == OpKind.UPDATE)
-    mini_batch = trace.ops["micro_batch"][rows]
-    if not len(rows):
-        rows = np.flatnonzero(np.isin(kind, (*BACKWARD_KINDS, OpKind.FORWARD_BACKWARD)))
-        mini_batch = trace.ops["micro_batch"][rows] // trace.shape.micro_batches
     done_s = np.full(trace.shape.mini_batches, -np.inf)
-    np.maximum.at(done_s, mini_batch, trace.end_s[rows])
+    updates = np.flatnonzero(kind == OpKind.UPDATE)
+    for stage in np.unique(trace.ops["stage"][updates]).tolist():
+        rows = updates[trace.ops["stage"][updates] == stage]
+        applied_s = np.full(trace.shape.mini_batches, -np.inf)
+        np.maximum.at(applied_s, trace.ops["micro_batch"][rows], trace.end_s[rows])
+        first = np.arange(trace.shape.mini_batches) * trace.shape.micro_batches
+        done_s = np.maximum(done_s, applied_s[trace.shape.update_of(stage, first)])
+    if not len(updates):
+        rows = np.flatnonzero(np.isin(kind, (*BACKWARD_KINDS, OpKind.FORWARD_BACKWARD)))
+        np.maximum.at(done_s, trace.ops["micro_batch"][rows] // trace.shape.micro_batches, trace.end_s[rows])
     return done_s
 
 

@@ -52,14 +52,14 @@ def _compose(scenario: Scenario, document: Document) -> Composed:
     keys = planner_keys(scenario, cluster)
     work = PLANNERS[scenario.schedule.name](**keys)
     shape, serves = work.shape, isinstance(work, Program)
-    devices = _devices(cluster, shape, serves)
+    devices = _devices(cluster, work)
     samples, per_micro_batch = _samples(scenario, shape, keys)
     profile = build_profile(scenario, document, cluster, shape.stages, per_micro_batch)
     partition = _partition(scenario, profile, shape.stages)
     training = Training(**scenario.training.model_dump())
     uniform, capacity = scenario.model.uniform, scenario.memory.capacity
     binding = bind(
-        shape,
+        work,
         Figures(
             profile=profile,
             partition=partition,
@@ -91,14 +91,14 @@ def planner_keys(scenario: Scenario, cluster: Cluster) -> dict[str, Any]:
     return keys
 
 
-def _devices(cluster: Cluster, shape: Shape, serves: bool) -> tuple[str, ...]:
-    """The node of each device of the plan: stage k on GPU k, or a replica on each; the host of a server last."""
-    wanted = max(shape.stages, shape.replicas)
+def _devices(cluster: Cluster, work: Schedule | Program) -> tuple[str, ...]:
+    """The node of each device of the plan: its devices are the first GPUs; the host of a server comes last."""
+    wanted = 1 + max(work.placement.values())
     if wanted > len(cluster.gpus):
-        message = f"{wanted} stages on {len(cluster.gpus)} devices"
-        raise ScenarioError.of([Fault(message, "schedule.stages", suggestion=f"use 1 to {len(cluster.gpus)} stages")])
+        message = f"the schedule needs {wanted} devices, the cluster has {len(cluster.gpus)}"
+        raise ScenarioError.of([Fault(message, "schedule.stages")])
     devices = tuple(node.name for node in cluster.gpus[:wanted])
-    if not serves:
+    if not isinstance(work, Program):
         return devices
     if not cluster.hosts:
         hint = "add a node of kind host, or write sync: ring"

@@ -1,7 +1,7 @@
 """Run scenarios and keep what came of them.
 
 A run folder holds ``scenario.yaml`` (resolved: what was set is in it), ``result.json``, ``table.txt``, ``gantt.png``,
-and for each point a trace ``traces/<number>-<point>.npz`` and the same as Chrome trace events in ``.json``, for Perfetto.
+and for each point a trace ``traces/<number>-<point>.npz`` and the same as Chrome trace events in ``.json``.
 """
 
 from __future__ import annotations

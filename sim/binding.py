@@ -11,7 +11,8 @@ from sim.memory.buffers import BufferKind
 from sim.model import DeviceSpec, ModelProfile, total
 from sim.ops import TRANSFER_KINDS, OpId, OpKind
 from sim.partition import Partition, balanced
-from sim.schedule import Shape
+from sim.program import Program
+from sim.schedule import Schedule
 from sim.training import Training
 
 
@@ -107,7 +108,7 @@ def ring_share(size_bytes: float, devices: int) -> float:
 
 
 class Figures(NamedTuple):
-    """What `bind` needs to know of a run beside its plan.
+    """What `bind` needs to know.
 
     ``profile`` is the model at the micro-batch of one replica; ``samples`` the whole mini-batch; ``update_s`` replaces
     the update time that follows from memory bandwidth; ``server`` is the device of the parameter server, if any.
@@ -126,16 +127,16 @@ class Figures(NamedTuple):
     provenance: Mapping[str, Any] = {}
 
 
-def bind(shape: Shape, figures: Figures) -> Binding:
-    """Figures for every op and buffer of a plan of ``shape`` whose stage k runs on device k (or on every replica)."""
+def bind(work: Schedule | Program, figures: Figures) -> Binding:
+    """Figures for every op and buffer of a plan. Copies of a stage have equal devices, and so equal costs."""
     seconds: dict[Cost, float] = {}
     payload: dict[Cost, float] = {}
     buffers: dict[tuple[BufferKind, int], int] = {}
     resident: list[Resident] = []
-    for stage in range(shape.stages):
-        _bind_stage(stage, figures, seconds, payload, buffers)
-        for device in range(shape.replicas) if shape.replicas > 1 else (stage,):
-            resident += _resident(stage, device, figures, keeps_optimizer=figures.server is None)
+    for (stage, replica), device in work.placement.items():
+        if not replica:
+            _bind_stage(stage, device, figures, seconds, payload, buffers)
+        resident += _resident(stage, device, figures, keeps_optimizer=figures.server is None)
     if figures.server is not None:
         _bind_server(figures, seconds, payload, resident)
     profile, specs = figures.profile, [_spec(figures.cluster, name) for name in figures.devices]
@@ -166,6 +167,7 @@ def _spec(cluster: Cluster, name: str) -> DeviceSpec | None:
 
 def _bind_stage(
     stage: int,
+    device: int,
     figures: Figures,
     seconds: dict[Cost, float],
     payload: dict[Cost, float],
@@ -182,7 +184,7 @@ def _bind_stage(
     seconds[Cost(OpKind.BACKWARD, stage)] = total(layers, "backward_s")
     seconds[Cost(OpKind.BACKWARD_INPUT, stage)] = total(layers, "backward_input_s")
     seconds[Cost(OpKind.BACKWARD_WEIGHT, stage)] = total(layers, "backward_weight_s")
-    seconds[Cost(OpKind.UPDATE, stage)] = _update_s(figures, stage, parameters)
+    seconds[Cost(OpKind.UPDATE, stage)] = _update_s(figures, device, parameters)
     payload[Cost(OpKind.SEND_ACTIVATION, stage)] = leaving
     payload[Cost(OpKind.SEND_GRADIENT, stage)] = arriving
     payload[Cost(OpKind.ALL_REDUCE, stage)] = weight_bytes

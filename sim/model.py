@@ -76,14 +76,49 @@ class ModelProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class Kernel:
+    """One operation of a layer: flops and activation elements moved, both per sample, and its parameters.
+
+    ``parameter_reads``: how often a forward pass reads all parameters: each step of a recurrence does, an embedding
+    reads single rows, which count as moved. ``operands``: inputs that want a gradient, two for a product of
+    activations.
+    """
+
+    flops: float
+    moved_elements: float
+    parameter_elements: float = 0.0
+    parameter_reads: int = 1
+    operands: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWork:
-    """One layer of a `LayerTable`, per sample: multiply–adds count as two flops; elements, not bytes."""
+    """One layer of a `LayerTable`, per sample: multiply–adds count as two flops; elements, not bytes.
+
+    ``saved_elements`` is what backward needs of this layer: its output unless stated, nothing where it works in place.
+    ``kernels`` run one after the other: unless stated one, that moves input, output and parameters; a view has none.
+    """
 
     name: str
     forward_flops: float
     output_elements: float
     parameter_elements: float
     in_place: bool = False
+    saved_elements: float | None = None
+    kernels: tuple[Kernel, ...] | None = None
+
+    @property
+    def saved(self) -> float:
+        """Elements kept for backward."""
+        if self.saved_elements is not None:
+            return self.saved_elements
+        return 0.0 if self.in_place else self.output_elements
+
+    def kernels_on(self, arriving: float) -> tuple[Kernel, ...]:
+        """The kernels where ``arriving`` input elements are read."""
+        if self.kernels is not None:
+            return self.kernels
+        return (Kernel(self.forward_flops, arriving + self.output_elements, self.parameter_elements),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +145,11 @@ class DeviceSpec:
 
 
 def roofline(table: LayerTable, device: DeviceSpec, dtype: str, samples: float) -> ModelProfile:
-    """Seconds of each layer as the larger of arithmetic time and memory time (Williams et al., CACM 2009).
+    """Seconds of each kernel as the larger of arithmetic time and memory time (Williams et al., CACM 2009), summed.
 
     Forward moves the input, the output and the parameters once. Each of the two gradients of backward does the
-    arithmetic of forward: the input gradient moves dy, parameters and dx; the weight gradient x, dy and dw. A layer
-    without parameters has no weight gradient; the first layer needs no input gradient.
+    arithmetic of forward: the input gradient moves dy, parameters and dx; the weight gradient x, dy and dw. A kernel
+    without parameters has no weight gradient; one with no parameters before it needs no input gradient.
 
     Raises
     ------
@@ -126,27 +161,33 @@ def roofline(table: LayerTable, device: DeviceSpec, dtype: str, samples: float) 
     bytes_per_s = device.memory_bytes_per_s * device.memory_efficiency
     size = DTYPE_BYTES[dtype]
 
-    def seconds(flops: float, moved_elements: float) -> float:
-        return max(flops / flops_per_s, moved_elements * size / bytes_per_s)
+    def seconds(kernel: Kernel, parameter_reads: int) -> float:
+        moved_elements = kernel.moved_elements * samples + kernel.parameter_elements * parameter_reads
+        return max(kernel.flops * samples / flops_per_s, moved_elements * size / bytes_per_s)
 
     layers: list[Layer] = []
-    arriving = table.input_elements * samples
-    for index, work in enumerate(table.layers):
-        leaving, parameters = work.output_elements * samples, work.parameter_elements
-        pass_s = seconds(work.forward_flops * samples, arriving + leaving + parameters)
+    arriving, trained = table.input_elements, False
+    for work in table.layers:
+        forward_s = backward_input_s = backward_weight_s = 0.0
+        for kernel in work.kernels_on(arriving):
+            pass_s = seconds(kernel, kernel.parameter_reads)
+            forward_s += pass_s
+            backward_input_s += pass_s * kernel.operands if trained else 0.0
+            backward_weight_s += seconds(kernel, 1) if kernel.parameter_elements else 0.0
+            trained = trained or kernel.parameter_elements > 0
         layers.append(
             Layer(
                 name=work.name,
-                forward_s=pass_s,
-                backward_input_s=pass_s if index else 0.0,
-                backward_weight_s=pass_s if parameters else 0.0,
-                output_bytes=leaving * size,
-                saved_bytes=0.0 if work.in_place else leaving * size,
-                parameter_bytes=parameters * size,
+                forward_s=forward_s,
+                backward_input_s=backward_input_s,
+                backward_weight_s=backward_weight_s,
+                output_bytes=work.output_elements * samples * size,
+                saved_bytes=work.saved * samples * size,
+                parameter_bytes=work.parameter_elements * size,
                 flops=work.forward_flops * samples,
             )
         )
-        arriving = leaving
+        arriving = work.output_elements
     return ModelProfile(
         name=table.name,
         batch=samples,

@@ -82,12 +82,12 @@ class BulkSynchronous:
 class Program:
     """Actors and the policy between them.
 
-    ``actors`` maps a name to a function that starts the actor afresh; ``policy`` makes a fresh policy; ``devices`` is
-    how many devices the ops use, hosts included.
+    ``actors`` maps a name to a function that starts the actor afresh; ``policy`` makes a fresh policy; ``placement``
+    maps (stage, replica) to the device that computes it.
     """
 
     shape: Shape
-    devices: int
+    placement: Mapping[tuple[int, int], int]
     actors: Mapping[str, Callable[[], Actor]]
     policy: Callable[[], Policy]
     weights: str = "latest"

@@ -48,21 +48,43 @@ PASS_KINDS = (*FORWARD_KINDS, *BACKWARD_KINDS, OpKind.RECOMPUTE, OpKind.SEND_ACT
 
 
 class Shape(NamedTuple):
-    """How much there is to do. ``micro_batches`` counts per mini-batch, and per replica where there are replicas."""
+    """How much there is to do.
+
+    Parameters
+    ----------
+    micro_batches : per mini-batch, and per replica where there are replicas.
+    replicas : how many times the whole pipeline is there; each replica trains on every micro-batch number of its own.
+    copies : how many copies of each stage divide the micro-batches among them (replicated stages, two directions);
+        empty: one of each. The number of a copy stands in an op's ``replica``.
+    rounds : how many mini-batches one update of each stage sums; empty: one.
+    """
 
     stages: int
     micro_batches: int
     mini_batches: int = 1
     replicas: int = 1
+    copies: tuple[int, ...] = ()
+    rounds: tuple[int, ...] = ()
 
     @property
     def total(self) -> int:
         """Micro-batches of the whole run (per replica)."""
         return self.micro_batches * self.mini_batches
 
+    @property
+    def weight_sets(self) -> int:
+        """The most sets of weights that any one stage has."""
+        return max(self.replicas, *self.copies, 1)
+
+    def update_of(self, stage: Any, micro_batch: Any) -> IntColumn:
+        """Number of the update that applies the gradient of a micro-batch to a stage."""
+        mini_batch = np.asarray(micro_batch, np.int64) // self.micro_batches
+        return mini_batch // np.asarray(self.rounds, np.int64)[stage] if self.rounds else mini_batch
+
     def check(self) -> None:
         """Raise `InvalidSchedule` where there is nothing to do: every count is at least 1."""
-        if wrong := [f"{name} = {count}" for name, count in self._asdict().items() if count < 1]:
+        counts = {name: getattr(self, name) for name in self._fields[:4]}
+        if wrong := [f"{name} = {count}" for name, count in counts.items() if count < 1]:
             raise InvalidSchedule(f"{', '.join(wrong)}: a plan needs at least 1 of each")
 
 
@@ -152,6 +174,13 @@ class Schedule:
         """The name of op number ``op``."""
         return op_id(self.ops[op])
 
+    @cached_property
+    def placement(self) -> dict[tuple[int, int], int]:
+        """The device of each set of weights, by (stage, replica)."""
+        forward = self.ops[np.isin(self.ops["kind"], FORWARD_KINDS)]
+        rows = np.unique(forward[["stage", "replica", "source"]]).tolist()
+        return {(stage, replica): device for stage, replica, device in rows}
+
     def devices_of(self, op: int) -> list[int]:
         """The devices whose lanes an op holds, in order: the members of a collective."""
         return sorted({self.lanes[lane].device for lane in self.lanes_of[op].tolist()})
@@ -223,7 +252,6 @@ class Schedule:
         ------
         InvalidSchedule : with the op's name and the grid in which its cell is marked.
         """
-        self.shape.check()
         if not len(self.ops):
             raise InvalidSchedule("an empty schedule: no op at all")
         self._check_names()
@@ -235,12 +263,13 @@ class Schedule:
         """Every op belongs to a stage, a replica and a micro-batch (or mini-batch) of the shape."""
         ops, shape = self.ops, self.shape
         numbers = np.where(np.isin(ops["kind"], PASS_KINDS), shape.total, shape.mini_batches)
-        limits = (("stage", shape.stages), ("replica", shape.replicas), ("micro_batch", numbers))
+        limits = (("stage", shape.stages), ("replica", shape.weight_sets), ("micro_batch", numbers))
         stray = np.any([(ops[name] < 0) | (ops[name] >= limit) for name, limit in limits], axis=0)
         fused = ops["kind"] == OpKind.FORWARD_BACKWARD
         stray |= fused & ((ops["other_stage"] >= shape.stages) | (ops["other_micro_batch"] >= shape.total))
         for op in np.flatnonzero(stray)[:1].tolist():
-            extent = ", ".join(f"{count} {name.replace('_', '-')}" for name, count in shape._asdict().items())
+            counts = zip(shape._fields[:4], shape, strict=False)
+            extent = ", ".join(f"{count} {name.replace('_', '-')}" for name, count in counts)
             raise self.fault(op, f"{self.id(op)} is unexpected: there should be {extent}")
 
     def _check_passes(self) -> None:
@@ -248,6 +277,9 @@ class Schedule:
         halves, shape = Halves(self.ops), self.shape
         micro_batch, replica = (axis.ravel() for axis in np.indices((shape.total, shape.replicas)))
         for stage in range(shape.stages):
+            if shape.copies:
+                forward = halves.find(OpKind.FORWARD, stage, micro_batch, 0, anywhere=True)
+                replica = np.where(forward >= 0, self.ops["replica"][forward], 0)
             rows = {kind: halves.find(kind, stage, micro_batch, replica) for kind in (OpKind.FORWARD, *BACKWARD_KINDS)}
             found = {kind: row >= 0 for kind, row in rows.items()}
             found[OpKind.BACKWARD] |= halves.find(OpKind.BACKWARD, stage, micro_batch, replica, 0) >= 0
@@ -265,7 +297,8 @@ class Schedule:
         once = self.ops[np.isin(self.ops["kind"], (OpKind.ALL_REDUCE, OpKind.UPDATE))]
         names, member = np.unique(once[["kind", "stage", "replica", "part"]], return_inverse=True)
         for group, (kind, stage, replica, part) in enumerate(names.tolist()):
-            missing = np.setdiff1d(np.arange(self.shape.mini_batches), once["micro_batch"][member == group])
+            updates = self.shape.mini_batches // (self.shape.rounds[stage] if self.shape.rounds else 1)
+            missing = np.setdiff1d(np.arange(updates), once["micro_batch"][member == group])
             if len(missing):
                 raise self._missing(OpId(OpKind(kind), stage, int(missing[0]), replica, part))
 
@@ -355,8 +388,21 @@ class Halves:
         twice = np.flatnonzero(self.codes[1:] == self.codes[:-1])
         return int(self.index[twice[0] + 1]) if len(twice) else -1
 
-    def find(self, kind: Any, stage: Any, micro_batch: Any, replica: Any, part: Any = -1) -> IntColumn:
-        """Rows of the ops asked for (broadcast), −1 where there is none."""
+    def find(
+        self, kind: Any, stage: Any, micro_batch: Any, replica: Any, part: Any = -1, anywhere: bool = False
+    ) -> IntColumn:
+        """Rows of the ops asked for (broadcast), −1 where there is none.
+
+        ``anywhere``: where there is none of that replica, the first of any.
+        """
+        found = self._find(kind, stage, micro_batch, replica, part)
+        for other in range(int(self.span[2]) - 1) if anywhere else ():
+            if not (found < 0).any():
+                break
+            found = np.where(found >= 0, found, self._find(kind, stage, micro_batch, other, part))
+        return found
+
+    def _find(self, kind: Any, stage: Any, micro_batch: Any, replica: Any, part: Any) -> IntColumn:
         values = np.broadcast_arrays(kind, stage, micro_batch, replica, part)
         inside = np.ones(values[0].shape, bool)
         for value, span in zip(values[1:], self.span, strict=True):
@@ -387,8 +433,9 @@ def assemble(
 
     Raises
     ------
-    InvalidSchedule : an op is doubled, missing or part of a cycle.
+    InvalidSchedule : an op is doubled, missing, unexpected or part of a cycle.
     """
+    shape.check()
     by_name = np.lexsort([ops[name] for name in ("part", "replica", "kind", "stage", "micro_batch")])
     place = np.empty(len(ops), np.int64)
     place[by_name] = np.arange(len(ops))
@@ -442,17 +489,17 @@ def _dependencies(shape: Shape, ops: NDArray[np.void], halves: Halves, order: Ro
         return index, ops[index]
 
     def gradient(stage: Any, micro_batch: Any, replica: Any, part: Any = -1) -> IntColumn:
-        full = halves.find(OpKind.BACKWARD, stage, micro_batch, replica, part)
-        split = halves.find(OpKind.BACKWARD_INPUT, stage, micro_batch, replica, part)
+        full = halves.find(OpKind.BACKWARD, stage, micro_batch, replica, part, anywhere=True)
+        split = halves.find(OpKind.BACKWARD_INPUT, stage, micro_batch, replica, part, anywhere=True)
         return np.where(full >= 0, full, split)
 
     def needs_input(later: IntColumn, stage: Any, micro_batch: Any, replica: Any) -> None:
-        arrived = link(later, halves.find(OpKind.SEND_ACTIVATION, stage - 1, micro_batch, replica))
-        link(later[~arrived], halves.find(OpKind.FORWARD, stage - 1, micro_batch, replica)[~arrived])
+        arrived = link(later, halves.find(OpKind.SEND_ACTIVATION, stage - 1, micro_batch, replica, anywhere=True))
+        link(later[~arrived], halves.find(OpKind.FORWARD, stage - 1, micro_batch, replica, anywhere=True)[~arrived])
 
     def needs_gradient(later: IntColumn, stage: Any, micro_batch: Any, replica: Any) -> None:
         link(later, halves.find(OpKind.FORWARD, stage, micro_batch, replica))
-        arrived = link(later, halves.find(OpKind.SEND_GRADIENT, stage + 1, micro_batch, replica))
+        arrived = link(later, halves.find(OpKind.SEND_GRADIENT, stage + 1, micro_batch, replica, anywhere=True))
         link(later[~arrived], gradient(stage + 1, micro_batch, replica)[~arrived])
 
     index, op = rows(*FORWARD_KINDS)
@@ -469,19 +516,18 @@ def _dependencies(shape: Shape, ops: NDArray[np.void], halves: Halves, order: Ro
     link(index, halves.find(OpKind.BACKWARD_INPUT, op["stage"], op["micro_batch"], op["replica"], op["part"]))
     for kind in BACKWARD_KINDS:
         index, op = rows(kind)
-        mini_batch = op["micro_batch"] // shape.micro_batches
+        mini_batch = shape.update_of(op["stage"], op["micro_batch"])
         reduced = halves.find(OpKind.ALL_REDUCE, op["stage"], mini_batch, 0, op["part"])
         found = reduced >= 0
         pairs.append((index[found], reduced[found]))
         update = halves.find(OpKind.UPDATE, op["stage"], mini_batch, op["replica"])
         pairs.append((index[update >= 0], update[update >= 0]))
     index, op = rows(OpKind.FORWARD_BACKWARD)
-    update = halves.find(
-        OpKind.UPDATE, op["other_stage"], op["other_micro_batch"] // shape.micro_batches, op["replica"]
-    )
+    mini_batch = shape.update_of(op["other_stage"], op["other_micro_batch"])
+    update = halves.find(OpKind.UPDATE, op["other_stage"], mini_batch, op["replica"])
     pairs.append((index[update >= 0], update[update >= 0]))
     index, op = rows(OpKind.ALL_REDUCE)
-    for replica in range(shape.replicas):
+    for replica in range(shape.weight_sets):
         update = halves.find(OpKind.UPDATE, op["stage"], op["micro_batch"], replica)
         pairs.append((index[update >= 0], update[update >= 0]))
     pairs.extend(_version_edges(ops, halves, order))

@@ -123,7 +123,9 @@ class Trace:
             header = json.loads(columns["header"].tobytes())
             if header.pop("format") != FORMAT:
                 raise BadTraceFile(f"{path}: a trace of another format; this version reads format {FORMAT}")
-            shape = Shape(*(int(count) for count in header.pop("shape")))
+            stages, micro_batches, mini_batches, replicas, *divided = header.pop("shape")
+            copies, rounds = (tuple(int(count) for count in each) for each in divided)
+            shape = Shape(int(stages), int(micro_batches), int(mini_batches), int(replicas), copies, rounds)
             lanes = tuple(Lane(int(device), str(stream)) for device, stream in header.pop("lanes"))
             lanes_of = Rows(columns["lane_starts"], columns["lane_values"])
             trace = cls(header, shape, columns["ops"], lanes, lanes_of, *(columns[name] for name in _COLUMNS))

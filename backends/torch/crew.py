@@ -9,7 +9,7 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, NamedTuple, TypeVar
@@ -113,7 +113,8 @@ class Watch:
         """Let every worker go; the time from which the run counts."""
         self._started, zero_s = True, time.monotonic()
         for member in self._members:
-            member.line.send(None)
+            with suppress(OSError):  # a worker that has just died is for `gather` to find
+                member.line.send(None)
         return zero_s
 
     def gather(self, kind: type[M], patience_s: float) -> list[M]:

@@ -39,7 +39,7 @@ class Kernels:
         for stage in np.unique(backward["stage"][backward["source"] == device]).tolist():
             first, last = job.partition[stage]
             self._stages[stage] = Stage(nn.Sequential(*list(whole)[first : last + 1]), job.training)
-        self._arriving = _shapes(whole, self._model.sample)
+        self._arriving = _rehearse(whole, self._model.sample)
         whole.to("meta")  # no data: the stages have their weights, and nothing else shall keep a version alive
 
     def compute(self, op: int) -> None:
@@ -110,14 +110,17 @@ class Kernels:
         return Done(self._kept, weights, {stage: at.most_copies for stage, at in self._stages.items()})
 
 
-@torch.no_grad()
-def _shapes(whole: nn.Sequential, sample: tuple[int, ...]) -> list[torch.Size]:
-    """The shape of what enters each layer for one sample; not on meta tensors, whose first use takes a second."""
+def _rehearse(whole: nn.Sequential, sample: tuple[int, ...]) -> list[torch.Size]:
+    """Pass one sample forward and backward, so that no op of the run pays for what PyTorch loads on first use.
+
+    Returns the shape of what enters each layer, without its batch. Meta tensors would tell it too, but load far more.
+    """
     passing = torch.zeros(1, *sample, dtype=torch.float64)
     shapes: list[torch.Size] = []
     for layer in whole:
         shapes.append(passing.shape[1:])
         passing = layer(passing)
+    torch.autograd.grad(passing, list(whole.parameters()), torch.ones_like(passing))
     return shapes
 
 

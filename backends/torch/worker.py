@@ -72,31 +72,31 @@ class Board:
 class Worker:
     """The lanes of one device."""
 
-    kernels: Kernels
+    _kernels: Kernels
 
     def __init__(self, job: Job, device: int, parent: Connection, board: Board) -> None:
-        self.job, self.device, self.parent, self.board = job, device, parent, board
+        self._job, self._device, self._parent, self._board = job, device, parent, board
         self._reporting, self._failed = threading.Lock(), False
         self._current = threading.local()
 
     def live(self) -> None:
         """Set up, report, wait for the common start, walk every lane, report."""
         torch_version = self._set_up()
-        self.parent.send(Ready(torch_version))
-        self.parent.recv()
+        self._parent.send(Ready(torch_version))
+        self._parent.recv()
         threads = [
-            threading.Thread(target=self.guard, args=(self.walk, ops, step), daemon=True)
+            threading.Thread(target=self.guard, args=(self._walk, ops, step), daemon=True)
             for ops, step in self._channel_ends()
         ]
         for thread in threads:
             thread.start()
-        for lane, ops in zip(self.job.schedule.lanes, self.job.schedule.order, strict=True):
-            if lane.device == self.device and lane.computes:
-                self.walk(ops.tolist(), self._compute)
+        for lane, ops in zip(self._job.schedule.lanes, self._job.schedule.order, strict=True):
+            if lane.device == self._device and lane.computes:
+                self._walk(ops.tolist(), self._compute)
         for thread in threads:
             thread.join()
         if not self._failed:
-            self.parent.send(self.kernels.results())
+            self._parent.send(self._kernels.results())
 
     def _set_up(self) -> str:
         """Make the kernels and meet the peers over the loopback interface; the version of PyTorch."""
@@ -106,50 +106,49 @@ class Worker:
         from backends.torch.kernels import Kernels
 
         torch.set_num_threads(1)
-        self.kernels = Kernels(self.job, self.device)
+        self._kernels = Kernels(self._job, self._device)
         os.environ["GLOO_SOCKET_IFNAME"] = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
         dist.init_process_group(
             "gloo",
-            init_method=self.job.meeting,
-            rank=self.job.devices.index(self.device),
-            world_size=len(self.job.devices),
+            init_method=self._job.meeting,
+            rank=self._job.devices.index(self._device),
+            world_size=len(self._job.devices),
             timeout=timedelta(days=365),  # the parent is the watchdog
         )
         return str(torch.__version__)
 
     def _channel_ends(self) -> Iterable[tuple[list[int], Callable[[int], None]]]:
-        for channel in channels(self.job.schedule):
-            if channel.source == self.device:
+        for channel in channels(self._job.schedule):
+            if channel.source == self._device:
                 yield channel.ops.tolist(), self._send
-            if channel.target == self.device:
+            if channel.target == self._device:
                 yield channel.ops.tolist(), self._receive
 
-    def walk(self, ops: list[int], step: Callable[[int], None]) -> None:
-        """Do the ops of one lane in order."""
+    def _walk(self, ops: list[int], step: Callable[[int], None]) -> None:
         for op in ops:
             self._current.op = op
             step(op)
 
     def _compute(self, op: int) -> None:
-        self.board.wait(self.job.schedule.after[op])
-        self.board.start(op)
-        self.kernels.compute(op)
-        self.board.end(op)
+        self._board.wait(self._job.schedule.after[op])
+        self._board.start(op)
+        self._kernels.compute(op)
+        self._board.end(op)
 
     def _send(self, op: int) -> None:
         from torch.distributed import send
 
-        self.board.wait(self.job.schedule.after[op])
-        self.board.start(op)
-        send(self.kernels.outgoing(op), self.job.devices.index(int(self.job.schedule.ops["target"][op])), tag=op)
+        self._board.wait(self._job.schedule.after[op])
+        self._board.start(op)
+        send(self._kernels.outgoing(op), self._job.devices.index(int(self._job.schedule.ops["target"][op])), tag=op)
 
     def _receive(self, op: int) -> None:
         from torch.distributed import recv
 
-        tensor = self.kernels.room(op)
-        recv(tensor, self.job.devices.index(int(self.job.schedule.ops["source"][op])), tag=op)
-        self.kernels.arrived(op, tensor)
-        self.board.end(op)
+        tensor = self._kernels.room(op)
+        recv(tensor, self._job.devices.index(int(self._job.schedule.ops["source"][op])), tag=op)
+        self._kernels.arrived(op, tensor)
+        self._board.end(op)
 
     def guard(self, work: Callable[..., None], *arguments: Any) -> None:
         """Do something and report to the parent what it raises."""
@@ -159,4 +158,4 @@ class Worker:
             failed = Failed(time.monotonic(), getattr(self._current, "op", -1), traceback.format_exc())
             with self._reporting, suppress(OSError):  # a parent that is gone needs no report
                 self._failed = True
-                self.parent.send(failed)
+                self._parent.send(failed)

@@ -23,7 +23,7 @@ class Lanes:
 
     def __init__(self, core: Core, schedule: Schedule) -> None:
         self._core, self._schedule = core, schedule
-        computes = np.array([lane.computes for lane in schedule.lanes])
+        computes = np.array([lane.computes for lane in schedule.lanes], bool)
         waits_for, walked = schedule.waits_for_on(~computes), computes[schedule.lanes_of.values]
         walks = np.bincount(schedule.lanes_of.owners[walked], minlength=len(schedule))
         self._waiting: list[int] = (np.diff(waits_for.starts) + walks).tolist()

@@ -49,7 +49,7 @@ class FirstComeFirstServed(Generic[Resource]):
             )
             for resource in resources:
                 claimed[resource] = claimed.get(resource, 0) + 1
-            if free and not changed.isdisjoint(resources):
+            if free and (not resources or not changed.isdisjoint(resources)):
                 granted.append(op)
         for op in granted:
             self._holding[op] = self._waiting.pop(op)

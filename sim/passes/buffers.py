@@ -25,7 +25,7 @@ def apply(schedule: Schedule) -> Events:
     send = np.flatnonzero(ops["kind"] == OpKind.SEND_ACTIVATION)
     halves = Halves(ops)
     op = ops[send]
-    consumer = halves.find(OpKind.FORWARD, op["stage"] + 1, op["micro_batch"], op["replica"])
+    consumer = halves.find(OpKind.FORWARD, op["stage"] + 1, op["micro_batch"], op["replica"], anywhere=True)
     chunks.append(_live(schedule, send, _released_by(schedule, consumer), BufferKind.RECEIVED_ACTIVATION, consumer))
     send = np.flatnonzero(ops["kind"] == OpKind.SEND_GRADIENT)
     op = ops[send]
@@ -57,8 +57,8 @@ def _predicting(schedule: Schedule) -> IntColumn:
 
 
 def _gradient_of(halves: Halves, stage: IntColumn, micro_batch: IntColumn, replica: IntColumn) -> IntColumn:
-    full = halves.find(OpKind.BACKWARD, stage, micro_batch, replica)
-    return np.where(full >= 0, full, halves.find(OpKind.BACKWARD_INPUT, stage, micro_batch, replica))
+    full = halves.find(OpKind.BACKWARD, stage, micro_batch, replica, anywhere=True)
+    return np.where(full >= 0, full, halves.find(OpKind.BACKWARD_INPUT, stage, micro_batch, replica, anywhere=True))
 
 
 def _released_by(schedule: Schedule, forward: IntColumn) -> IntColumn:

@@ -55,7 +55,7 @@ def _sends(schedule: Schedule, kind: OpKind, step: int) -> tuple[NDArray[np.void
     replica = ops["replica"][producer]
     halves = Halves(ops)
     wanted = (OpKind.FORWARD,) if forward else (OpKind.BACKWARD, OpKind.BACKWARD_INPUT)
-    found = [halves.find(want, stage + step, micro_batch, replica) for want in wanted]
+    found = [halves.find(want, stage + step, micro_batch, replica, anywhere=True) for want in wanted]
     consumer = np.maximum.reduce(found)
     crosses = (consumer >= 0) & (ops["source"][consumer] != ops["source"][producer])
     crosses &= halves.find(kind, stage, micro_batch, replica) < 0

@@ -44,8 +44,8 @@ def staleness(schedule: Schedule) -> IntColumn:
     """
     ops = schedule.ops
     readers = (ops["reads"] >= 0) & (ops["kind"] != OpKind.UPDATE)
-    mini_batch = ops["micro_batch"] // schedule.shape.micro_batches
-    return np.where(readers, mini_batch - ops["reads"], -1).astype(np.int64)
+    applied_by = schedule.shape.update_of(ops["stage"], ops["micro_batch"])
+    return np.where(readers, applied_by - ops["reads"], -1).astype(np.int64)
 
 
 def prediction_distances(schedule: Schedule) -> tuple[tuple[int, int], ...]:

@@ -56,7 +56,7 @@ def _parameter_server(shape: Shape) -> Program:
     actors = {f"worker{index}": partial(_worker, shape, index, server) for index in range(shape.replicas)}
     return Program(
         shape,
-        devices=shape.replicas + 1,
+        placement={(0, index): index for index in range(shape.replicas)},
         actors={**actors, "server": partial(_server, shape, server)},
         policy=partial(BulkSynchronous, shape.replicas),
     )

@@ -18,14 +18,14 @@ from sim.training import Training
 
 SAMPLES = 4  # per micro-batch
 
-Compose = Callable[..., tuple[Plan, Binding]]
+MlpPlan = Callable[..., tuple[Plan, Binding]]
 
 
 @pytest.fixture(scope="session")
-def compose() -> Compose:
+def mlp_plan() -> MlpPlan:
     """From a planner's schedule to plan and binding; ``in_order`` links hold lanes, ``latency`` links do not."""
 
-    def compose(
+    def mlp_plan(
         schedule: Schedule,
         weights: weight_versions.Weights = "latest",
         kind: LinkKind = "in_order",
@@ -34,7 +34,7 @@ def compose() -> Compose:
         shape, training = schedule.shape, training or Training()
         layers = tuple(Layer(f"layer{i}", 2e-4, 1e-4, 1e-4, 8192.0, 8192.0, 4.0 * 24065) for i in range(9))
         names = tuple(f"gpu{i}" for i in range(shape.stages))
-        links = tuple(Link(f"{a}>{b}", a, b, kind, 1e-5, 1e9) for a, b in permutations(names, 2))
+        links = [Link(f"{a}>{b}", a, b, kind, 1e-5, 1e9) for a, b in permutations(names, 2)]
         figures = Figures(
             profile=ModelProfile("mlp", SAMPLES, layers, 1024.0, "assumed", "made for this test"),
             partition=balanced([1.0] * len(layers), shape.stages),
@@ -44,10 +44,10 @@ def compose() -> Compose:
             samples=SAMPLES * shape.micro_batches,
             update_s=1e-4,
         )
-        binding = bind(shape, figures)
+        binding = bind(schedule, figures)
         schedule = weight_versions.apply(schedule, weights)
         schedule = transfers.apply(schedule, binding.holds_lanes)
         plan = Plan("example", schedule, figures.partition, "mlp", training, buffers.apply(schedule))
         return plan, binding
 
-    return compose
+    return mlp_plan

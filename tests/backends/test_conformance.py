@@ -36,10 +36,10 @@ class Case(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=CASES)
-def case(request: pytest.FixtureRequest, compose: Any) -> Case:
+def case(request: pytest.FixtureRequest, mlp_plan: Any) -> Case:
     """One run of one plan, shared by all laws."""
     backend, name = request.param
-    plan, binding = compose(*PLANS[name])
+    plan, binding = mlp_plan(*PLANS[name])
     try:
         trace = load(backend).execute(plan, binding, seed=1)
     except UnsupportedPlan as refusal:

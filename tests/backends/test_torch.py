@@ -33,7 +33,7 @@ from scenarios.layer_table import layer_table
 from sim.binding import Binding
 from sim.errors import BackendFailure, OutOfMemory, UnsupportedPlan
 from sim.longest_path import times
-from sim.ops import OpId, OpKind
+from sim.ops import OpKind
 from sim.plan import Plan
 from sim.planners import data_parallel, dualpipe_2018, gpipe, one_f_one_b, pipedream, single
 from sim.schedule import Halves, Schedule
@@ -45,7 +45,7 @@ ROOT = Path(__file__).parents[2]
 SEED = 7
 LIMIT_S = 10.0
 
-Compose = Callable[..., tuple[Plan, Binding]]
+MlpPlan = Callable[..., tuple[Plan, Binding]]
 Arrays = list[NDArray[np.float64]]
 SGD, MOMENTUM = Training("sgd", learning_rate=0.1), Training("momentum", learning_rate=0.05, momentum=0.8)
 
@@ -59,8 +59,8 @@ class Run(NamedTuple):
     outcome: Outcome
 
 
-def execute(compose: Compose, *how: Any) -> Run:
-    plan, binding = compose(*how)
+def execute(mlp_plan: MlpPlan, *how: Any) -> Run:
+    plan, binding = mlp_plan(*how)
     assert isinstance(plan.work, Schedule)
     samples = int(binding.samples) // plan.work.shape.micro_batches
     return Run(plan, plan.work, samples, run(plan, binding, SEED, keep_gradients=True))
@@ -79,13 +79,13 @@ ASYNCHRONOUS = {
 
 
 @pytest.fixture(scope="module", params=SYNCHRONOUS)
-def synchronous(request: pytest.FixtureRequest, compose: Compose) -> Run:
-    return execute(compose, *SYNCHRONOUS[request.param])
+def synchronous(request: pytest.FixtureRequest, mlp_plan: MlpPlan) -> Run:
+    return execute(mlp_plan, *SYNCHRONOUS[request.param])
 
 
 @pytest.fixture(scope="module", params=ASYNCHRONOUS)
-def asynchronous(request: pytest.FixtureRequest, compose: Compose) -> Run:
-    return execute(compose, *ASYNCHRONOUS[request.param])
+def asynchronous(request: pytest.FixtureRequest, mlp_plan: MlpPlan) -> Run:
+    return execute(mlp_plan, *ASYNCHRONOUS[request.param])
 
 
 def assert_close(found: Iterable[Any], expected: Iterable[Any]) -> None:
@@ -224,7 +224,7 @@ def test_asynchronous_gradients_and_weights_are_those_of_the_version_rules(async
 
 def test_asynchronous_versions_and_copies_follow_the_closed_form(asynchronous: Run) -> None:
     schedule, copies = asynchronous.schedule, asynchronous.outcome.copies
-    stages, micro_batches, mini_batches, _ = schedule.shape
+    stages, micro_batches, mini_batches, *_ = schedule.shape
     stash = schedule.weights == "stash"
     for stage in range(stages) if micro_batches == 1 else ():
         assert copies[stage] == (stages - stage if stash else 1)
@@ -256,9 +256,9 @@ def test_the_header_names_the_hardware(synchronous: Run) -> None:
 
 
 @pytest.fixture(scope="module")
-def long(compose: Compose) -> tuple[Plan, Binding]:
+def long(mlp_plan: MlpPlan) -> tuple[Plan, Binding]:
     """A run of more than ten thousand ops: far from its end when it is disturbed."""
-    return compose(gpipe.plan(2, 8, 400))
+    return mlp_plan(gpipe.plan(2, 8, 400))
 
 
 def is_alive(pid: int) -> bool:
@@ -303,8 +303,8 @@ def test_a_hanging_worker_ends_the_run(long: tuple[Plan, Binding]) -> None:
     assert re.fullmatch(f"nothing moved for 2 s: gpu0 {op.format(0)}; gpu1 {op.format(1)}", str(failure))
 
 
-def test_a_worker_that_raises_ends_the_run_with_its_traceback(compose: Compose) -> None:
-    plan, binding = compose(pipedream.plan(2, 1, 6), "stash")
+def test_a_worker_that_raises_ends_the_run_with_its_traceback(mlp_plan: MlpPlan) -> None:
+    plan, binding = mlp_plan(pipedream.plan(2, 1, 6), "stash")
     assert isinstance(plan.work, Schedule)
     ops = plan.work.ops.copy()
     ops["reads"][int(Halves(ops).find(OpKind.FORWARD, 0, 3, 0))] += 1
@@ -371,71 +371,71 @@ def test_no_worker_outlives_its_parent(number: signal.Signals, long: tuple[Plan,
 # --- what it refuses
 
 
-def altered(compose: Compose, **changes: Any) -> tuple[Plan, Binding]:
-    plan, binding = compose(gpipe.plan(2, 4))
+def altered(mlp_plan: MlpPlan, **changes: Any) -> tuple[Plan, Binding]:
+    plan, binding = mlp_plan(gpipe.plan(2, 4))
     return replace(plan, **changes), binding
 
 
-REFUSED: dict[str, tuple[Callable[[Compose], tuple[Plan, Binding]], str]] = {
+REFUSED: dict[str, tuple[Callable[[MlpPlan], tuple[Plan, Binding]], str]] = {
     "program": (
-        lambda compose: altered(compose, work=data_parallel.plan(2, sync="parameter_server")),
+        lambda mlp_plan: altered(mlp_plan, work=data_parallel.plan(2, sync="parameter_server")),
         "depends on time: use backend simulated",
     ),
-    "replicas": (lambda compose: altered(compose, work=data_parallel.plan(2)), "2 replicas"),
-    "collective": (lambda compose: altered(compose, work=data_parallel.plan(2)), "0AR0 has no kernel here"),
+    "replicas": (lambda mlp_plan: altered(mlp_plan, work=data_parallel.plan(2)), "2 replicas"),
+    "collective": (lambda mlp_plan: altered(mlp_plan, work=data_parallel.plan(2)), "0AR0 has no kernel here"),
     "concurrent lanes": (
-        lambda compose: compose(dualpipe_2018.plan(2, 1, 8)),
+        lambda mlp_plan: mlp_plan(dualpipe_2018.plan(2, 1, 8)),
         "'gpu0' has 2 compute lanes, a worker has one: use backend simulated",
     ),
     "prediction": (
-        lambda compose: altered(
-            compose, work=replace(compose(gpipe.plan(2, 4))[0].work, weights="predict", distances=((1, 0), (0, 0)))
+        lambda mlp_plan: altered(
+            mlp_plan, work=replace(mlp_plan(gpipe.plan(2, 4))[0].work, weights="predict", distances=((1, 0), (0, 0)))
         ),
         "use weights latest or stash",
     ),
-    "adam": (lambda compose: altered(compose, training=Training("adam")), "use sgd or momentum"),
-    "adamw": (lambda compose: altered(compose, training=Training("adamw")), "use sgd or momentum"),
-    "bf16": (lambda compose: altered(compose, training=Training(dtype="bf16")), "use fp32"),
-    "unknown model": (lambda compose: altered(compose, model="mpl"), r"there are mlp \(did you mean 'mlp'\?\)"),
+    "adam": (lambda mlp_plan: altered(mlp_plan, training=Training("adam")), "use sgd or momentum"),
+    "adamw": (lambda mlp_plan: altered(mlp_plan, training=Training("adamw")), "use sgd or momentum"),
+    "bf16": (lambda mlp_plan: altered(mlp_plan, training=Training(dtype="bf16")), "use fp32"),
+    "unknown model": (lambda mlp_plan: altered(mlp_plan, model="mpl"), r"there are mlp \(did you mean 'mlp'\?\)"),
     "other layers": (
-        lambda compose: altered(compose, partition=((0, 3), (4, 7))),
+        lambda mlp_plan: altered(mlp_plan, partition=((0, 3), (4, 7))),
         "cuts 8 layers, the module 'mlp' has 9",
     ),
     "no transfers": (
-        lambda compose: altered(compose, work=gpipe.plan(2, 4)),
+        lambda mlp_plan: altered(mlp_plan, work=gpipe.plan(2, 4)),
         "0B0 waits for 1B0 on another device, and no transfer",
     ),
 }
 
 
 @pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=REFUSED)
-def test_refuses(make: Callable[[Compose], tuple[Plan, Binding]], message: str, compose: Compose) -> None:
-    plan, binding = make(compose)
+def test_refuses(make: Callable[[MlpPlan], tuple[Plan, Binding]], message: str, mlp_plan: MlpPlan) -> None:
+    plan, binding = make(mlp_plan)
     with pytest.raises(UnsupportedPlan, match=message):
         load("torch").execute(plan, binding)
 
 
-def test_refuses_fractions_of_samples(compose: Compose) -> None:
-    plan, binding = compose(gpipe.plan(2, 4))
+def test_refuses_fractions_of_samples(mlp_plan: MlpPlan) -> None:
+    plan, binding = mlp_plan(gpipe.plan(2, 4))
     with pytest.raises(UnsupportedPlan, match="10 samples in 4 micro-batches are no whole samples each"):
         run(plan, replace(binding, samples=10.0))
 
 
-def test_refuses_for_every_reason_at_once(compose: Compose) -> None:
-    plan, binding = altered(compose, model="uniform", training=Training("adam", "bf16"))
+def test_refuses_for_every_reason_at_once(mlp_plan: MlpPlan) -> None:
+    plan, binding = altered(mlp_plan, model="uniform", training=Training("adam", "bf16"))
     with pytest.raises(UnsupportedPlan) as caught:
         run(plan, binding)
     assert len(str(caught.value).splitlines()) == 3
 
 
-def test_without_pytorch_it_says_what_to_install(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pytorch_it_says_what_to_install(mlp_plan: MlpPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedPlan, match=r"pip install twinrail\[torch\]"):
-        run(*compose(gpipe.plan(2, 4)))
+        run(*mlp_plan(gpipe.plan(2, 4)))
 
 
-def test_a_plan_that_does_not_fit_is_out_of_memory(compose: Compose) -> None:
-    plan, binding = compose(gpipe.plan(2, 4))
+def test_a_plan_that_does_not_fit_is_out_of_memory(mlp_plan: MlpPlan) -> None:
+    plan, binding = mlp_plan(gpipe.plan(2, 4))
     with pytest.raises(OutOfMemory, match="gpu0 is out of memory"):
         run(plan, replace(binding, capacity_bytes=(1000, None)))
 
@@ -461,8 +461,3 @@ def test_the_module_is_the_one_of_the_model_file() -> None:
         assert passing.numel() == work.output_elements
         assert sum(weight.numel() for weight in layer.parameters()) == work.parameter_elements
     assert passing.numel() == model.classes
-
-
-def test_op_names_in_messages_are_those_of_the_schedule(synchronous: Run) -> None:
-    trace = synchronous.outcome.trace
-    assert trace.id(0) == OpId(OpKind.FORWARD, 0, 0)

@@ -62,7 +62,7 @@ def simulate(
         update_s=update_s,
         server=len(names) - 1 if serves else None,
     )
-    binding = bind(shape, figures)
+    binding = bind(work, figures)
     events = None
     if isinstance(work, Schedule):
         ahead = weight_versions.prediction_distances(work) if weights == "predict" else ()
@@ -271,6 +271,31 @@ def test_staleness_from_times_is_that_of_the_schedule(micro_batches: int, weight
         assert staleness.compute(trace).staleness.tolist() == weight_versions.staleness(schedule).tolist()
 
 
+def test_in_flight_of_fused_and_split_passes() -> None:
+    rows = [
+        ("0F0", [0], 0.0, 1.0),
+        ("(0F1;0B0)", [0], 1.0, 3.0),
+        ("0I1", [0], 3.0, 4.0),
+        ("0F2", [1], 4.5, 5.0),
+        ("0W1", [0], 4.0, 5.0),
+        ("0F3", [1], 5.0, 6.0),
+    ]
+    lanes = [Lane(0, "backward"), Lane(0, "forward")]
+    assert occupancy.compute(by_hand(rows[:3], lanes)).in_flight == (2,)  # 0 until 3, 1 until 4
+    assert occupancy.compute(by_hand(rows[1:5], lanes)).in_flight == (2,)  # 1 until its weight gradient at 5, 2
+    assert occupancy.compute(by_hand(rows[3:], lanes)).in_flight == (1,)  # 3 begins when 2 is over
+
+
+def test_a_version_lives_until_its_last_reader_has_ended() -> None:
+    rows = [("0F0", [0], 0.0, 1.0), ("0B0", [1], 1.0, 2.0), ("0U0", [1], 2.0, 3.0), ("0F1", [0], 2.0, 5.0)]
+    trace = by_hand(rows, [Lane(0, "forward"), Lane(0, "backward")], Shape(1, 1, 2))
+    trace.ops["reads"] = [0, 0, -1, 0]
+    assert staleness.compute(trace).staleness.tolist() == [0, 0, -1, -1]  # mini-batch 1 is never applied
+    assert occupancy.compute(trace).weight_copies == (2,)
+    early = replace(trace, end_s=np.array([1.0, 2.0, 3.0, 3.0]))
+    assert occupancy.compute(early).weight_copies == (1,)
+
+
 def test_data_parallelism_is_never_stale() -> None:
     for sync in ("ring", "parameter_server"):
         work = data_parallel.plan(3, 3, sync=sync)
@@ -280,6 +305,14 @@ def test_data_parallelism_is_never_stale() -> None:
         assert found[3][:3] == [0, 0, 0]
     trace = simulate(data_parallel.plan(3, 3), update_s=0.5)
     assert occupancy.compute(trace).in_flight == (1, 1, 1)
+
+
+def test_a_worker_reads_when_its_pull_starts() -> None:
+    rows = [("0P1@1", [0, 1], 1.0, 4.0), ("0U0", [2], 2.0, 3.0), ("0F1@1", [3], 4.0, 5.0), ("0U1", [2], 6.0, 7.0)]
+    lanes = [Lane(0, "send>1"), Lane(1, "recv<0"), Lane(0, "core"), Lane(1, "compute")]
+    trace = by_hand(rows, lanes, Shape(1, 1, 2, 2))
+    trace.ops["reads"][2] = 0
+    assert staleness.compute(trace).staleness.tolist() == [-1, -1, 1, -1]
 
 
 def test_a_run_on_other_weights_than_promised_is_caught() -> None:
