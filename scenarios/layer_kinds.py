@@ -109,7 +109,7 @@ def _elementwise(options: Options, shape: Shape) -> Work:
 def _batch_norm(options: Options, shape: Shape) -> Work:
     """A batch is too large to stay on chip: the input is read once for the statistics, once to be normalised."""
     if len(shape) == 2:
-        raise MisfitError(f"expects an image or a vector, positions x features ({text(shape)}) reach it")
+        raise MisfitError(f"expects an image or a vector, {text(shape)} reaches it")
     elements = math.prod(shape)
     return Work(shape, (Kernel(0, 3 * elements, 2 * shape[0]),), elements)
 

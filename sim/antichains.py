@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from sim.errors import Fault, ScenarioError
-from sim.graph import ProfileGraph
+from sim.graph import ProfileGraph, ProfileNode
 from sim.model import ModelProfile
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -49,21 +50,32 @@ class States:
         return within
 
 
-def graph_states(graph: ProfileGraph) -> States:
-    """The antichain states of a profile graph, layers as in `sim.graph.chain`.
-
-    Input nodes and nodes that the last one does not need are left out. Sources other than the one that most layers
-    depend on come along with the first layer that reads them. Of what crosses a cut every producer counts once, and
-    only if it is read beyond (the released code counts some that are not, where branches run side by side); operators
-    that work in place save nothing.
+def operators_of(graph: ProfileGraph) -> tuple[ProfileNode, ...]:
+    """The nodes that are layers, in the order of `sim.graph.chain`: no input nodes, nor any the last does not need.
 
     Raises
     ------
-    ScenarioError : nothing but input nodes, or so many branches side by side that the states cannot be listed.
+    ScenarioError : there are none, or too many.
     """
-    operators = [node for node in graph.order if node.number in graph.needed and node.number not in graph.inputs]
-    if not operators:
+    found = tuple(node for node in graph.order if node.number in graph.needed and node.number not in graph.inputs)
+    if not found:
         raise ScenarioError("the profile holds no layer, only input nodes")
+    _check_count(len(found))
+    return found
+
+
+def graph_states(graph: ProfileGraph) -> States:
+    """The antichain states of a profile graph, over the layers of `operators_of`.
+
+    Sources other than the one that most layers depend on come along with the first layer that reads them. Of what
+    crosses a cut every producer counts once, and only if it is read beyond (the released code counts some that are
+    not, where branches run side by side); operators that work in place save nothing.
+
+    Raises
+    ------
+    ScenarioError : no layers, or so many branches side by side that the states cannot be listed.
+    """
+    operators = operators_of(graph)
     position = {node.number: index for index, node in enumerate(operators)}
     reads = [
         [position[producer] for producer in graph.digraph.pred[node.number] if producer in position]
@@ -73,32 +85,46 @@ def graph_states(graph: ProfileGraph) -> States:
     members = np.zeros((len(points), len(operators)), np.bool_)
     for row, point in zip(members, points, strict=True):
         row[[*_bits(point)]] = True
-    activations = np.array([node.activation_bytes for node in operators])
+    activation_bytes = [node.activation_bytes for node in operators]
     return States(
         layers=tuple(f"{node.name} {node.kind}" for node in operators),
         members=members,
-        compute_s=members @ np.array([node.forward_s + node.backward_s for node in operators]),
-        parameter_bytes=members @ np.array([node.parameter_bytes for node in operators]),
-        saved_bytes=members @ np.array([0.0 if node.in_place else node.activation_bytes for node in operators]),
-        output_bytes=_crossing(members, reads) @ activations,
+        compute_s=_totals(members, [node.forward_s + node.backward_s for node in operators]),
+        parameter_bytes=_totals(members, [node.parameter_bytes for node in operators]),
+        saved_bytes=_totals(members, [0.0 if node.in_place else node.activation_bytes for node in operators]),
+        output_bytes=_totals(_crossing(members, reads), activation_bytes),
     )
 
 
 def chain_states(profile: ModelProfile) -> States:
-    """The cuts of a chain of layers: point i lies behind the first i of them. Seconds and bytes are of its batch."""
+    """The cuts of a chain of layers: point i lies behind the first i of them. Seconds and bytes are of its batch.
+
+    Raises
+    ------
+    ScenarioError : too many layers.
+    """
     layers = profile.layers
+    _check_count(len(layers))
+    members = np.tri(len(layers) + 1, len(layers), -1, dtype=np.bool_)
     return States(
         layers=tuple(layer.name for layer in layers),
-        members=np.tri(len(layers) + 1, len(layers), -1, dtype=np.bool_),
-        compute_s=_running([layer.forward_s + layer.backward_s for layer in layers]),
-        parameter_bytes=_running([layer.parameter_bytes for layer in layers]),
-        saved_bytes=_running([layer.saved_bytes for layer in layers]),
+        members=members,
+        compute_s=_totals(members, [layer.forward_s + layer.backward_s for layer in layers]),
+        parameter_bytes=_totals(members, [layer.parameter_bytes for layer in layers]),
+        saved_bytes=_totals(members, [layer.saved_bytes for layer in layers]),
         output_bytes=np.array([0.0, *(layer.output_bytes for layer in layers[:-1]), 0.0]),
     )
 
 
-def _running(values: ArrayLike) -> Floats:
-    return np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
+def _check_count(layers: int) -> None:
+    if layers > MOST_STATES:
+        raise ScenarioError(f"{layers} layers are too many to partition: expected at most {MOST_STATES}")
+
+
+def _totals(members: Bools, values: Sequence[float]) -> Floats:
+    """Sums over the members of each point, correctly rounded: the same on every machine."""
+    column = np.array(values)
+    return np.array([math.fsum(column[row].tolist()) for row in members])
 
 
 def _antichain_states(reads: Sequence[Sequence[int]]) -> set[int]:
@@ -110,8 +136,7 @@ def _antichain_states(reads: Sequence[Sequence[int]]) -> set[int]:
         for producer in producers:
             needs[layer] |= needs[producer]
             readers[producer] |= 1 << layer
-    sources = [layer for layer, producers in enumerate(reads) if not producers]
-    start = max(sources, key=lambda source: sum(need >> source & 1 for need in needs))
+    start = _widest_source(reads)
     found = {needs[start]}
     waiting = [(needs[start], readers[start])]
     while waiting:
@@ -130,6 +155,16 @@ def _antichain_states(reads: Sequence[Sequence[int]]) -> set[int]:
                 reached |= readers[new]
             waiting.append((grown, reached & ~grown))
     return found
+
+
+def _widest_source(reads: Sequence[Sequence[int]]) -> int:
+    """The source that most layers depend on; of equals the first."""
+    serves = [1 << layer for layer in range(len(reads))]
+    for layer in reversed(range(len(reads))):
+        for producer in reads[layer]:
+            serves[producer] |= serves[layer]
+    sources = [layer for layer, producers in enumerate(reads) if not producers]
+    return max(sources, key=lambda source: serves[source].bit_count())
 
 
 def _bits(mask: int) -> Iterator[int]:

@@ -59,7 +59,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class PipeDreamPartition:
-    """Stages in pipeline order, and seconds a mini-batch: of the slowest stage, on one machine, with data parallelism."""
+    """Stages in pipeline order; seconds a mini-batch of the slowest stage, on one machine, with data parallelism."""
 
     stages: tuple[Stage, ...]
     bottleneck_s: float
@@ -105,26 +105,20 @@ def partition(
     """
     _check(states, machines, bytes_per_s, replicas)
     costs = _Costs(states, bytes_per_s, sync, transfers, memory_bytes)
-    choices = _choices(machines, replicas)
-    sizes = sorted({count for counts in choices.values() for count in counts})
-    time_s = {count: costs.time_s(count) for count in sizes}
-    bound_s = {count: np.maximum(time_s[count], costs.transfer_s(count)) for count in sizes}
-    bottleneck_s = _least(costs.where_it_fits(bound_s), choices, np.maximum)[machines, 0]
+    program = _Program(len(states.members), _choices(machines, replicas))
+    time_s = {count: costs.time_s(count) for count in program.sizes}
+    bound_s = {count: np.maximum(time_s[count], costs.transfer_s(count)) for count in program.sizes}
+    bottleneck_s = program.least(costs.where_it_fits(bound_s), np.maximum)[machines, 0]
     if not np.isfinite(bottleneck_s):
-        raise _infeasible(costs, choices)
-    per_tick_s = 2.0 ** (math.frexp(bottleneck_s)[1] - TICK_BITS)
-    squares = {
-        count: np.where(
-            bound_s[count] <= bottleneck_s * (1 + ROUNDING), np.rint(time_s[count] / per_tick_s) ** 2, np.inf
-        )
-        for count in sizes
-    }
-    path = _best_path(costs.where_it_fits(squares), choices)
-    stages = tuple(costs.stage(*step) for step in path)
+        raise _infeasible(costs, program)
+    squares = {count: _squared(time_s[count], bound_s[count], bottleneck_s) for count in program.sizes}
+    stages = tuple(costs.stage(*step) for step in program.best_path(costs.where_it_fits(squares)))
     whole_s = float(states.compute_s[-1])
-    data_parallel_s = costs.shared_s(whole_s, states.parameter_bytes[-1], machines)
     return PipeDreamPartition(
-        stages, max(max(stage.time_s, stage.transfer_s) for stage in stages), whole_s, float(data_parallel_s)
+        stages=stages,
+        bottleneck_s=max(max(stage.time_s, stage.transfer_s) for stage in stages),
+        single_device_s=whole_s,
+        data_parallel_s=float(costs.shared_s(whole_s, states.parameter_bytes[-1], machines)),
     )
 
 
@@ -215,48 +209,64 @@ class _Costs:
         )
 
 
+@dataclass(frozen=True)
+class _Program:
+    """The recurrence. ``choices``: how many machines a stage may take of those left for it and the stages behind it."""
+
+    points: int
+    choices: Mapping[int, Sequence[int]]
+
+    @property
+    def machines(self) -> int:
+        return max(self.choices)
+
+    @property
+    def sizes(self) -> list[int]:
+        return sorted({count for counts in self.choices.values() for count in counts})
+
+    def least(self, term: Term, combine: Callable[[Floats, Floats], Floats]) -> Floats:
+        """[machines + 1, points]: the least that the stages from a point on, on so many machines, amount to."""
+        least = np.full((self.machines + 1, self.points), np.inf)
+        least[0, -1] = 0.0
+        for left, counts in self.choices.items():
+            for count in counts:
+                candidates = combine(term(left, count), least[left - count]).min(axis=1)
+                np.minimum(least[left], candidates, out=least[left])
+        return least
+
+    def best_path(self, term: Term) -> list[tuple[int, int, int, int]]:
+        """Stages of least sum as (start, end, machines left, replicas); of equals the smallest end, then replicas."""
+        least = self.least(term, np.add)
+        start, left, path = 0, self.machines, []
+        while left:
+            ends = []
+            for count in self.choices[left]:
+                attaining = np.flatnonzero(term(left, count)[start] + least[left - count] == least[left, start])
+                ends += [(int(end), count) for end in attaining[:1]]
+            end, count = min(ends)
+            path.append((start, end, left, count))
+            start, left = end, left - count
+        return path
+
+
 def _choices(machines: int, replicas: Sequence[int] | None) -> dict[int, Sequence[int]]:
-    """How many machines a stage may take of those left for it and the stages behind it."""
     if replicas is None:
         return {left: range(1, left + 1) for left in range(1, machines + 1)}
     return {left: (count,) for left, count in zip(accumulate(reversed(replicas)), reversed(replicas), strict=True)}
 
 
-def _least(term: Term, choices: Mapping[int, Sequence[int]], combine: Callable[[Floats, Floats], Floats]) -> Floats:
-    """[machines + 1, points]: the least that the stages from a point on, on so many machines, amount to."""
-    first = next(iter(choices))
-    points = len(term(first, choices[first][0]))
-    least = np.full((max(choices) + 1, points), np.inf)
-    least[0, -1] = 0.0
-    for left, counts in choices.items():
-        for count in counts:
-            candidates = combine(term(left, count), least[left - count]).min(axis=1)
-            np.minimum(least[left], candidates, out=least[left])
-    return least
+def _squared(time_s: Floats, bound_s: Floats, bottleneck_s: float) -> Floats:
+    """Stage times squared, in ticks; ∞ where a stage is slower than the bottleneck."""
+    per_tick_s = 2.0 ** (math.frexp(bottleneck_s)[1] - TICK_BITS)
+    return np.where(bound_s <= bottleneck_s * (1 + ROUNDING), np.rint(time_s / per_tick_s) ** 2, np.inf)
 
 
-def _best_path(term: Term, choices: Mapping[int, Sequence[int]]) -> list[tuple[int, int, int, int]]:
-    """Stages of the least sum as (start, end, machines left, replicas); of equals the smallest end, then replicas."""
-    least = _least(term, choices, np.add)
-    start, left, path = 0, max(choices), []
-    while left:
-        ends = []
-        for count in choices[left]:
-            attaining = np.flatnonzero(term(left, count)[start] + least[left - count] == least[left, start])
-            ends += [(int(end), count) for end in attaining[:1]]
-        end, count = min(ends)
-        path.append((start, end, left, count))
-        start, left = end, left - count
-    return path
-
-
-def _infeasible(costs: _Costs, choices: Mapping[int, Sequence[int]]) -> ScenarioError:
+def _infeasible(costs: _Costs, program: _Program) -> ScenarioError:
     """Why there is no partition: too few cuts, or how much memory the thriftiest one needs."""
-    machines = max(choices)
-    needed = _least(costs.memory, choices, np.maximum)[machines, 0]
-    if np.isfinite(needed):
+    needed_bytes = program.least(costs.memory, np.maximum)[program.machines, 0]
+    if np.isfinite(needed_bytes):
         message = f"no partition fits into {costs.memory_bytes:.0f} B of memory a machine"
-        hint = f"the least that works on {machines} is {math.ceil(needed)} B"
+        hint = f"the least that works on {program.machines} machines is {math.ceil(needed_bytes)} B"
         return ScenarioError.of([Fault(message, "memory", suggestion=hint)])
-    message = f"{len(costs.states.layers)} layers cannot be cut into {len(choices)} stages"
+    message = f"{len(costs.states.layers)} layers cannot be cut into {len(program.choices)} stages"
     return ScenarioError.of([Fault(message, "machines")])

@@ -157,12 +157,14 @@ class Trace:
             and all(_within(self.ops[name], 0, limit) for name, limit in numbers)
             and _within(self.ops["source"], 0, devices)
             and _within(self.ops["target"], -1, devices),
-            "lanes": lanes_of.starts.shape == (ops + 1,)
+            "lanes": lanes_of.starts.dtype == lanes_of.values.dtype == np.int64
+            and lanes_of.starts.shape == (ops + 1,)
             and lanes_of.starts[0] == 0
             and lanes_of.starts[-1] == len(lanes_of.values)
             and bool((np.diff(lanes_of.starts) >= 0).all())
             and _within(lanes_of.values, 0, len(self.lanes)),
-            "times": self.start_s.shape == self.end_s.shape == (ops,)
+            "times": self.start_s.dtype == self.end_s.dtype == np.float64
+            and self.start_s.shape == self.end_s.shape == (ops,)
             and _within(self.start_s, 0, float("inf"))
             and bool((self.end_s >= self.start_s).all() and np.isfinite(self.end_s).all()),
             "flows": self.flows.dtype == FLOWS

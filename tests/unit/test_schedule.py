@@ -198,7 +198,7 @@ def test_a_shape_needs_one_of_each(counts: tuple[int, int, int, int], written: W
     for attempt in (ScheduleBuilder, lambda shape: written(shape, {"0.compute": "0F0 0B0"})):
         with pytest.raises(InvalidSchedule, match="at least 1") as caught:
             attempt(Shape(*counts))
-        wrong = [name for name, count in Shape(*counts)._asdict().items() if count < 1]
+        wrong = [name for name, count in zip(Shape._fields, counts, strict=False) if count < 1]
         assert all(name in str(caught.value) for name in wrong)
 
 
