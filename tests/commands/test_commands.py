@@ -232,7 +232,8 @@ def test_another_sim_is_told(tmp_path: Path) -> None:
     (tmp_path / "sim" / "errors.py").write_text(
         "class TwinrailError(Exception): pass\nclass ScenarioError(TwinrailError): pass\n"
     )
-    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]\nfrom scenarios.command_line import main; main()"
+    paths = [str(tmp_path), str(ROOT)]
+    code = f"import sys; sys.path[:0] = {paths!r}\nfrom scenarios.command_line import main; main()"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1
     assert "shadows" in done.stderr
