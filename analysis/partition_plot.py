@@ -87,7 +87,7 @@ def draw(graph: ProfileGraph, partition: PipeDreamPartition, title: str) -> Figu
     axes.axis("off")
     _draw_wires(axes, graph, layout, stage_of)
     _draw_boxes(axes, graph, layout, stage_of)
-    _legend(figure, partition, title)
+    _legend(figure, operators, partition.stages, title)
     return figure
 
 
@@ -218,7 +218,7 @@ def _draw_boxes(axes: Axes, graph: ProfileGraph, layout: Layout, stage_of: Mappi
 
 
 def _label(axes: Axes, node: ProfileNode, at: Point, stage: int | None, time_s: float | None) -> None:
-    name = f"{node.number} {node.kind}".encode("ascii", "replace").decode()
+    name = f"{node.number} {node.kind}".encode("latin-1", "replace").decode("latin-1")
     name = name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 1]}…"
     x, y = at
     write = partial(axes.text, y=y, fontsize=6.3, va="center_baseline", zorder=7, parse_math=False)
@@ -229,7 +229,7 @@ def _label(axes: Axes, node: ProfileNode, at: Point, stage: int | None, time_s: 
         write(x=x + BOX_IN - 0.04, s=str(stage), ha="right", weight="bold")
 
 
-def _legend(figure: Figure, partition: PipeDreamPartition, title: str) -> None:
+def _legend(figure: Figure, operators: Sequence[ProfileNode], stages: Sequence[Stage], title: str) -> None:
     from matplotlib.patches import Patch
 
     width_in, height_in = figure.get_size_inches()
@@ -238,21 +238,26 @@ def _legend(figure: Figure, partition: PipeDreamPartition, title: str) -> None:
     write(y=1 - 0.37 / height_in, s=KEY, fontsize=7.5, color="#444444")
     figure.legend(
         handles=[
-            Patch(facecolor=COLOURS[index % len(COLOURS)], alpha=0.7, label=_described(index, stage))
-            for index, stage in enumerate(partition.stages)
+            Patch(
+                facecolor=COLOURS[index % len(COLOURS)],
+                alpha=0.7,
+                label=f"{index}: {_described(stage, operators)}",
+            )
+            for index, stage in enumerate(stages)
         ],
         loc="upper left",
         bbox_to_anchor=(MARGIN_IN / width_in, 1 - 0.53 / height_in),
         borderpad=0,
         borderaxespad=0,
-        ncols=2 if len(partition.stages) > 1 else 1,
+        ncols=2 if len(stages) > 1 else 1,
         frameon=False,
         fontsize=8,
         handlelength=1.2,
     )
 
 
-def _described(index: int, stage: Stage) -> str:
+def _described(stage: Stage, operators: Sequence[ProfileNode]) -> str:
+    ends = " … ".join(dict.fromkeys(operators[stage.layers[end]].name for end in (0, -1)))
     machines = f"{stage.replicas} machine{'s' * (stage.replicas > 1)}"
     transfers = f", transfers {duration(stage.transfer_s)}" if stage.transfer_s else ""
-    return f"{index}: layers {stage.first} to {stage.last} on {machines}, {duration(stage.time_s)}{transfers}"
+    return f"{ends} on {machines}, {duration(stage.time_s)}{transfers}"

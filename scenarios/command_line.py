@@ -144,12 +144,13 @@ def _render(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     grid = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for index, column in enumerate(columns):
         grid.add_column(column, justify="left" if index in (0, len(columns) - 1) else "right")
     for row in rows:
-        grid.add_row(*row)
+        grid.add_row(*map(Text, row))
     text = io.StringIO()
     width = Console().width if sys.stdout.isatty() else 240
     Console(file=text, width=width).print(grid)
@@ -171,19 +172,22 @@ def show_schedule(
     file: File,
     sets: Sets = None,
     point: Annotated[str | None, typer.Option(help="which point of a sweep")] = None,
-    columns: Annotated[int, typer.Option(min=1, help="slots to show")] = 32,
+    columns: Annotated[int | None, typer.Option(min=1, help="slots to show; 32 unless said")] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="print one schedule as the CSV that PyTorch reads")] = False,
     json: Json = False,
 ) -> None:
     """Draw the schedule: a row a compute lane, a column a slot in which a forward or a backward takes one."""
     from scenarios.run_folder import to_json
-    from scenarios.show import grids
+    from scenarios.show import csv_text, drawings
 
-    drawn = grids(_document(file, sets), point, columns)
+    if csv and columns is not None:
+        raise ScenarioError("--columns has no influence on --csv")
+    drawn = csv_text(file, sets or (), point) if csv else drawings(file, sets or (), point, columns or 32)
     if json:
         typer.echo(to_json(drawn), nl=False)
         return
     for name, text in drawn.items():
-        typer.echo(f"{name}\n{text}\n")
+        typer.echo(text if csv else f"{name}\n{text}\n", nl=not csv)
 
 
 @_command("diff")
@@ -207,6 +211,32 @@ def diff(
 
 def _cell(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+@_command("partition")
+def partition(
+    profile: Annotated[Path, typer.Argument(metavar="PROFILE", help="a graph.txt of PipeDream's profiler")],
+    machines: Annotated[int, typer.Option(metavar="N", help="machines, all of which are used")],
+    bandwidth: Annotated[str, typer.Option(metavar="RATE", help="between machines, such as '12 GB/s'")],
+    transfers: Annotated[str, typer.Option(help="include or ignore activations and their gradients")] = "include",
+    sync: Annotated[str, typer.Option(help="compute and gradients of replicas: sum (as released) or max")] = "sum",
+    straight: Annotated[bool, typer.Option("--straight", help="one machine a stage")] = False,
+    memory: Annotated[str | None, typer.Option(metavar="SIZE", help="of a machine, such as '16 GB'")] = None,
+    plot: Annotated[str | None, typer.Option(metavar="FILE", help="draw the graph, stages in colour: .png")] = None,
+    json: Json = False,
+) -> None:
+    """Cut a measured profile into stages and replicate them, as PipeDream does."""
+    from scenarios import partition_command
+    from scenarios.run_folder import to_json
+
+    options = {"machines": machines, "bandwidth": bandwidth, "transfers": transfers, "sync": sync}
+    options |= {"straight": straight, "memory": memory, "plot": plot}
+    result = partition_command.partition_profile(profile, options)
+    if json:
+        typer.echo(to_json(result), nl=False)
+        return
+    typer.echo(_render(partition_command.COLUMNS, partition_command.rows(result)), nl=False)
+    typer.echo(partition_command.summary(result), nl=False)
 
 
 @_command("init")

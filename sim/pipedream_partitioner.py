@@ -128,7 +128,7 @@ def _check(states: States, machines: int, bytes_per_s: float, replicas: Sequence
         faults.append(Fault(f"expected 1 to {MOST_MACHINES} machines, got {machines}", "machines"))
     elif len(states.members) ** 2 * machines > MOST_CELLS:
         message = f"{len(states)} states on {machines} machines are too many"
-        hint = f"use at most {MOST_CELLS // len(states.members) ** 2} machines, or a coarser profile"
+        hint = f"use at most {MOST_CELLS // len(states.members) ** 2} or a coarser profile"
         faults.append(Fault(message, "machines", suggestion=hint))
     if not bytes_per_s > 0:
         faults.append(Fault(f"expected a bandwidth above 0 bytes/s, got {bytes_per_s}", "bandwidth"))
