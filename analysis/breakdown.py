@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,6 +48,16 @@ class Bubble:
     longest_stage_span: float | None
 
 
+class StageSpan(NamedTuple):
+    """From a device's first to its last forward or backward, and the work in between.
+
+    Passes that run side by side count once.
+    """
+
+    span_s: float
+    work_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Breakdown:
     """The accelerators and hosts that run something, and the bubble of the accelerators."""
@@ -59,7 +71,7 @@ def compute(trace: Trace, used: Usage | None = None) -> Breakdown:
     """The breakdown of a run. ``used`` saves sorting the ops again."""
     used = used or usage.compute(trace)
     devices, hosts = (tuple(_times(used, device) for device in group) for group in (used.accelerators, used.hosts))
-    return Breakdown(devices, hosts, _bubble(used, devices))
+    return Breakdown(devices, hosts, bubble(devices, trace.makespan_s, stage_spans(used)))
 
 
 def _times(used: Usage, device: int) -> DeviceTime:
@@ -88,22 +100,24 @@ def _parts(whole_s: float, compute_s: float, communication_s: float) -> tuple[fl
     return compute_s, communication_s, idle_s
 
 
-def _bubble(used: Usage, devices: tuple[DeviceTime, ...]) -> Bubble:
-    total_s = len(devices) * used.trace.makespan_s
+def bubble(devices: Sequence[DeviceTime], makespan_s: float, spans: Sequence[StageSpan]) -> Bubble:
+    """The bubble of accelerators, from their times and `stage_spans`."""
+    total_s = len(devices) * makespan_s
     compute_s = sum(device.compute_s for device in devices)
+    longest = max(spans, key=lambda each: each.span_s, default=StageSpan(0.0, 0.0))  # of equals the first
     return Bubble(
         of_total=1 - compute_s / total_s if total_s else None,
         of_ideal=(total_s - compute_s) / compute_s if compute_s else None,
-        longest_stage_span=_longest_stage_span(used),
+        longest_stage_span=max(longest.span_s - longest.work_s, 0.0) / longest.span_s if longest.span_s else None,
     )
 
 
-def _longest_stage_span(used: Usage) -> float | None:
-    """(span − work)/span of the device with the longest span. Passes that run side by side count once as work."""
-    longest_s, share = 0.0, None
+def stage_spans(used: Usage) -> list[StageSpan]:
+    """The span of each accelerator; one that runs no forward or backward spans nothing."""
+    found = []
     for device in used.accelerators:
         ops = used.compute[device]
         spans = used.spans(ops[np.isin(used.trace.ops["kind"][ops], STAGE_KINDS)])
-        if len(spans.start_s) and (span_s := float(spans.end_s[-1] - spans.start_s[0])) > longest_s:
-            longest_s, share = span_s, max(span_s - spans.length_s, 0.0) / span_s
-    return share
+        span_s = float(spans.end_s[-1] - spans.start_s[0]) if len(spans.start_s) else 0.0
+        found.append(StageSpan(span_s, spans.length_s))
+    return found

@@ -39,7 +39,7 @@ def _peak(trace: Trace, device: int, name: str) -> Peak:
     held = {kind: int(upto["bytes"][upto["kind"] == kind].sum()) for kind in BufferKind}
     by_category: dict[Category, int] = {}
     for kind, size_bytes in held.items():
-        if size_bytes:
-            by_category[kind.category] = by_category.get(kind.category, 0) + size_bytes
+        by_category[kind.category] = by_category.get(kind.category, 0) + size_bytes
+    by_category = {category: size_bytes for category, size_bytes in by_category.items() if size_bytes}
     op = int(events["op"][at])
     return Peak(name, int(live[at]), by_category, str(trace.id(op)) if op >= 0 else "", float(events["time_s"][at]))

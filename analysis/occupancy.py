@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from analysis import staleness
 from analysis.intervals import most_at_once
@@ -13,6 +14,7 @@ from sim.memory.buffers import BufferKind
 from sim.ops import OpKind
 from sim.schedule import BACKWARD_KINDS, FORWARD_KINDS, Halves, IntColumn
 from sim.trace import Trace
+from sim.weights import reader_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,8 @@ class Occupancy:
     """The most at any one time, per device of the plan; ``stage_in_flight`` per stage.
 
     ``in_flight``: micro-batches whose forward has started and whose backward has not ended. ``weight_copies``: versions
-    of a stage that live at once, the current one included. ``predicted_copies``: predicted weights, apart from these.
+    of a stage that live at once, the current one included. ``predicted_copies``: predicted weights and what predictions
+    are made of, apart from these.
     """
 
     in_flight: tuple[int, ...]
@@ -70,7 +73,7 @@ def _weight_copies(trace: Trace, version: IntColumn) -> tuple[int, ...]:
     places = len(trace.header["devices"]) * stages
     updates = np.flatnonzero(ops["kind"] == OpKind.UPDATE)
     updates = updates[np.lexsort([ops["micro_batch"][updates], trace.end_s[updates], place[updates]])]
-    readers = np.flatnonzero(version >= 0)
+    readers = np.flatnonzero((version >= 0) & ~_on_copies(trace))
     held = np.bincount(place[updates], minlength=places)
     exists = held + np.bincount(place[readers], minlength=places) > 0
     first = np.concatenate([[0], np.cumsum((held + 1) * exists)])  # of each copy's versions, version 0 included
@@ -85,11 +88,23 @@ def _weight_copies(trace: Trace, version: IntColumn) -> tuple[int, ...]:
     return _tuple(most.max(axis=1))
 
 
+def _on_copies(trace: Trace) -> NDArray[np.bool_]:
+    """Which ops compute with a prediction that another op made, and so need no version of the weights."""
+    ops, header = trace.ops, trace.header
+    if header["weights"] != "predict":
+        return np.zeros(len(ops), bool)
+    reader = reader_of(trace.shape, ops, Halves(ops), header["weights"], header["predict"])
+    predicted = np.array(header["distances"]).any(axis=1)[ops["stage"]]
+    return (reader != np.arange(len(ops))) & predicted
+
+
 def _predicted_copies(trace: Trace) -> tuple[int, ...]:
-    """From the buffers of predicted weights: the first event of an op allocates, the second releases."""
+    """From the buffers of predicted weights: of the events of one name every other one allocates."""
     events = trace.memory[trace.memory["kind"] == BufferKind.PREDICTED_WEIGHTS]
-    step = np.full(len(events), -1)
-    step[np.unique(events["op"], return_index=True)[1]] = 1
+    by_name = np.lexsort([np.arange(len(events)), *(events[name] for name in ("number", "stage", "device"))])
+    _, first, count = np.unique(events[["device", "stage", "number"]][by_name], return_index=True, return_counts=True)
+    step = np.empty(len(events), np.int64)
+    step[by_name] = 1 - 2 * ((np.arange(len(events)) - np.repeat(first, count)) % 2)
     devices = range(len(trace.header["devices"]))
     return tuple(int(np.cumsum(step[events["device"] == device]).max(initial=0)) for device in devices)
 

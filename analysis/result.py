@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,7 +19,8 @@ def compute(trace: Trace, scenario: str, name: str) -> dict[str, Any]:
     """The result of a run: JSON types only; ``None`` where a number is unknown or has no meaning.
 
     Times in seconds, memory in bytes. ``bubble``: see `analysis.breakdown.Bubble`; ``staleness``: see
-    `analysis.staleness.Summary`; ``prediction``: distances (forward, backward) of each stage, planned and realised.
+    `analysis.staleness.Summary`; ``prediction``: its method, and distances (forward, backward) of each stage, planned
+    and realised; ``imbalance``: the most time that an accelerator computes, over their mean.
 
     Raises
     ------
@@ -43,13 +45,18 @@ def compute(trace: Trace, scenario: str, name: str) -> dict[str, Any]:
         "mfu": _mfu(used, over.step_time_s),
         "why": why.compute(trace, used, over),
         "bubble": asdict(times.bubble),
+        "imbalance": imbalance([device.compute_s for device in times.devices]),
         "devices": [
             _device(spent, peaks[device]) | _kept(occupied, device)
             for device, spent in zip(used.accelerators, times.devices, strict=True)
         ],
         "hosts": [_device(spent, peaks[host]) for host, spent in zip(used.hosts, times.hosts, strict=True)],
         "links": [asdict(link) for link in links.compute(trace)],
-        "staleness": {"forward": _summary(measured.forward), "backward": _summary(measured.backward)},
+        "staleness": {
+            "forward": _summary(measured.forward),
+            "backward": _summary(measured.backward),
+            "histogram": {"forward": _histogram(measured.forward), "backward": _histogram(measured.backward)},
+        },
         "prediction": _prediction(trace, measured),
         "partition": [list(stage) for stage in header["partition"]],
         "provenance": header["provenance"],
@@ -87,10 +94,20 @@ def _summary(summary: Summary) -> dict[str, Any]:
     return {"mean": summary.mean, "max": summary.max, "by_stage": list(summary.by_stage)}
 
 
+def _histogram(summary: Summary) -> dict[str, int]:
+    return {str(staleness): count for staleness, count in summary.histogram.items()}
+
+
+def imbalance(busy_s: Sequence[float]) -> float | None:
+    """The most over the mean of some times; ``None`` where all are 0."""
+    return max(busy_s) / (sum(busy_s) / len(busy_s)) if sum(busy_s) else None
+
+
 def _prediction(trace: Trace, measured: Staleness) -> dict[str, Any] | None:
     if measured.realised is None:
         return None
     return {
+        "method": trace.header["predict"],
         "distances": [list(pair) for pair in trace.header["distances"]],
         "realised": [list(pair) for pair in measured.realised],
     }

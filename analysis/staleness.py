@@ -13,22 +13,25 @@ import numpy as np
 from analysis.intervals import Times
 from sim.errors import BrokenInvariant
 from sim.ops import OpKind
-from sim.passes.weight_versions import distances_at
-from sim.schedule import BACKWARD_KINDS, FORWARD_KINDS, Halves, IntColumn, Rows, Schedule
+from sim.passes.weight_versions import distances_at, in_steady_state, most_frequent, same_mini_batches
+from sim.schedule import BACKWARD_KINDS, FORWARD_KINDS, Halves, IntColumn, Rows
 from sim.trace import Trace
+from sim.weights import reader_of
 
 READERS = (*FORWARD_KINDS, *BACKWARD_KINDS, OpKind.RECOMPUTE)
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One pass. ``mean`` and ``max`` are over the whole run, ``by_stage`` is the steady value of each stage: the most
-    frequent one (of equals the largest) in the middle third of the mini-batches. ``None`` where nothing is updated.
+    """One pass. ``mean``, ``max`` and ``histogram`` (ops of each staleness) are over the whole run, ``by_stage`` is the
+    steady value of each stage: the most frequent one (of equals the largest) in the middle third of the mini-batches.
+    ``None`` where nothing is updated.
     """
 
     mean: float | None
     max: int | None
     by_stage: tuple[int | None, ...]
+    histogram: dict[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,13 +42,15 @@ class Staleness:
     ----------
     forward, backward : a fused pair counts as forward.
     version : per op the weight version it read (updates seen), −1 where it reads none.
-    staleness : per op, −1 where it reads no weights or no update of its mini-batch follows.
+    applied : per op the version that its gradient was applied to, −1 where it reads none or no update of it follows.
+    staleness : per op ``applied − version``, −1 where there is no ``applied``.
     realised : under weight prediction, for each stage how many updates ahead (forward, backward) would have been exact.
     """
 
     forward: Summary
     backward: Summary
     version: IntColumn
+    applied: IntColumn
     staleness: IntColumn
     realised: tuple[tuple[int, int], ...] | None
 
@@ -53,8 +58,8 @@ class Staleness:
 def compute(trace: Trace) -> Staleness:
     """Staleness from times: a version is there once its update has ended.
 
-    An op reads when it starts; under ``stash`` a backward has read when its forward did; a worker of a parameter server
-    when its pull started. Where an update ends at that very instant, the order of the schedule decides.
+    An op reads when it starts, or when the op started whose reading decides (`sim.weights.reader_of`), or when the pull
+    started that brought its weights. Where an update ends at that very instant, the order of the schedule decides.
 
     Raises
     ------
@@ -63,17 +68,18 @@ def compute(trace: Trace) -> Staleness:
     ops, halves = trace.ops, Halves(trace.ops)
     readers = np.flatnonzero(np.isin(ops["kind"], READERS) & (ops["reads"] >= 0))
     weights = _Weights(trace)
-    version = np.full(len(ops), -1, np.int64)
-    version[readers] = _versions(trace, weights, readers, _read_s(trace, halves, readers))
+    version, applied = np.full(len(ops), -1, np.int64), np.full(len(ops), -1, np.int64)
+    version[readers] = _versions(trace, halves, weights, readers)
     op = ops[readers]
     applied_by = trace.shape.update_of(op["stage"], op["micro_batch"])
     own = halves.find(OpKind.UPDATE, op["stage"], applied_by, weights.replica_of(readers))
-    staleness = np.full(len(ops), -1, np.int64)
-    staleness[readers] = np.where(own >= 0, weights.rank[own] - version[readers], -1)
+    applied[readers] = np.where(own >= 0, weights.rank[own], -1)
+    staleness = np.where(applied >= 0, applied - version, -1)
     return Staleness(
         forward=_summary(trace, staleness, FORWARD_KINDS),
         backward=_summary(trace, staleness, BACKWARD_KINDS),
         version=version,
+        applied=applied,
         staleness=staleness,
         realised=_realised(trace),
     )
@@ -109,27 +115,33 @@ class _Weights:
         return self._code(rows, self.replica_of(rows))
 
 
-def _read_s(trace: Trace, halves: Halves, readers: IntColumn) -> Times:
-    """When each op read its weights."""
-    op, read_s = trace.ops[readers], trace.start_s[readers].copy()
-    name = op["stage"], op["micro_batch"], op["replica"]
-    if trace.header["weights"] == "stash":
-        forward = halves.find(OpKind.FORWARD, *name)
-        read_s = np.where(forward >= 0, trace.start_s[forward], read_s)
-    pull = halves.find(OpKind.PULL, *name)
-    return np.where(pull >= 0, trace.start_s[pull], read_s)
+def _read_s(trace: Trace, halves: Halves, reader: IntColumn) -> Times:
+    """When ops read their weights, or when the pull started that brought them.
+
+    A pipeline's pull is named by its version, a worker's by its step; one that starts later brings something else.
+    """
+    ops, op, read_s = trace.ops, trace.ops[reader], trace.start_s[reader]
+    for number in ("reads", "micro_batch"):
+        pull = halves.find(OpKind.PULL, op["stage"], op[number], op["replica"])
+        brought = (pull >= 0) & (ops["target"][pull] == op["source"])
+        brought &= (number == "micro_batch") | (ops["reads"][pull] == op["reads"])
+        read_s = np.where(brought, np.minimum(trace.start_s[pull], read_s), read_s)
+    return read_s
 
 
-def _versions(trace: Trace, weights: _Weights, readers: IntColumn, read_s: Times) -> IntColumn:
+def _versions(trace: Trace, halves: Halves, weights: _Weights, readers: IntColumn) -> IntColumn:
     """The updates that each op saw, checked against its schedule."""
-    least, most = np.zeros(len(readers), np.int64), np.zeros(len(readers), np.int64)
-    mine = Rows.from_pairs(weights.owner_of(readers), np.arange(len(readers)), len(weights.rows))
-    for updates, chosen in zip(weights.rows, mine, strict=True):
-        ended_s = trace.end_s[updates]
-        least[chosen] = np.searchsorted(ended_s, read_s[chosen], "left")
-        most[chosen] = np.searchsorted(ended_s, read_s[chosen], "right")
-    promised = trace.ops["reads"][readers].astype(np.int64)
-    for wrong in np.flatnonzero((promised < least) | (promised > most))[:1]:
+    shape, ops, stage = trace.shape, trace.ops, trace.ops["stage"][readers]
+    reader = reader_of(shape, ops, halves, trace.header["weights"], trace.header["predict"])[readers]
+    decides = np.where(reader < 0, readers, reader)
+    counted = np.maximum(shape.update_of(stage, ops["micro_batch"][readers]) - 1, 0)
+    least, most = (
+        np.where(reader < 0, counted, same_mini_batches(shape, ops["stage"][decides], seen, stage))
+        for seen in _seen(trace, weights, decides, _read_s(trace, halves, decides))
+    )
+    _, there = _seen(trace, weights, readers, trace.start_s[readers])
+    promised = ops["reads"][readers].astype(np.int64)
+    for wrong in np.flatnonzero((promised < least) | (promised > np.minimum(most, there)))[:1]:
         raise BrokenInvariant(
             f"{trace.id(int(readers[wrong]))} should read weight version {promised[wrong]}, "
             f"but {most[wrong]} updates of its stage had ended when it read"
@@ -137,27 +149,30 @@ def _versions(trace: Trace, weights: _Weights, readers: IntColumn, read_s: Times
     return promised
 
 
+def _seen(trace: Trace, weights: _Weights, readers: IntColumn, read_s: Times) -> tuple[IntColumn, IntColumn]:
+    """How many updates of an op's weights had ended before a time, and not after it."""
+    least, most = np.zeros(len(readers), np.int64), np.zeros(len(readers), np.int64)
+    mine = Rows.from_pairs(weights.owner_of(readers), np.arange(len(readers)), len(weights.rows))
+    for updates, chosen in zip(weights.rows, mine, strict=True):
+        ended_s = trace.end_s[updates]
+        least[chosen] = np.searchsorted(ended_s, read_s[chosen], "left")
+        most[chosen] = np.searchsorted(ended_s, read_s[chosen], "right")
+    return least, most
+
+
 def _summary(trace: Trace, staleness: IntColumn, kinds: tuple[OpKind, ...]) -> Summary:
     rows = np.flatnonzero(np.isin(trace.ops["kind"], kinds) & (staleness >= 0))
     values, stage = staleness[rows], trace.ops["stage"][rows]
-    mini_batch, count = trace.ops["micro_batch"][rows] // trace.shape.micro_batches, trace.shape.mini_batches
-    middle = (mini_batch >= count // 3) & (mini_batch < count - count // 3)
+    middle, found = in_steady_state(trace.shape, trace.ops["micro_batch"][rows]), np.unique(values, return_counts=True)
     return Summary(
         mean=float(values.mean()) if len(values) else None,
         max=int(values.max()) if len(values) else None,
-        by_stage=tuple(_mode(values[middle & (stage == number)]) for number in range(trace.shape.stages)),
+        by_stage=tuple(most_frequent(values[middle & (stage == number)]) for number in range(trace.shape.stages)),
+        histogram=dict(zip(*(column.tolist() for column in found), strict=True)),
     )
-
-
-def _mode(values: IntColumn) -> int | None:
-    """The most frequent value, of equals the largest."""
-    counts = np.bincount(values)
-    return len(counts) - 1 - int(counts[::-1].argmax()) if len(counts) else None
 
 
 def _realised(trace: Trace) -> tuple[tuple[int, int], ...] | None:
     if trace.header["weights"] != "predict":
         return None
-    nothing = np.empty(0, np.int64)
-    as_run = Schedule(trace.shape, trace.ops, trace.lanes, trace.order, Rows.of([]), nothing)
-    return distances_at(as_run, trace.start_s, trace.end_s)  # type: ignore[arg-type]  # seconds compare as slots do
+    return distances_at(trace.shape, trace.ops, trace.start_s, trace.end_s, trace.header["predict"])

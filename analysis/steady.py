@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,7 +51,8 @@ def compute(trace: Trace, measured: Staleness | None = None, occupied: Occupancy
     filling = 0
     if _overlaps(trace, measured, done_s):
         filling = -(-occupied.stage_in_flight[0] // trace.shape.micro_batches)
-    first, last = filling, count - 1 - filling
+    period = math.lcm(*trace.shape.rounds)  # the last of its round completes a mini-batch of every stage
+    first, last = -(-(filling + 1) // period) * period - 1, (count - filling) // period * period - 1
     steady = last > first and bool(np.isfinite(done_s).all())
     start_s, end_s = (float(done_s[first]), float(done_s[last])) if steady else (0.0, trace.makespan_s)
     step_s = (end_s - start_s) / (last - first if steady else count)

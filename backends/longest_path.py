@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.binding import Binding
-from sim.costs import seconds_column
+from sim.costs import ALIKE, alike, seconds_column
 from sim.errors import UnsupportedPlan
-from sim.longest_path import times
+from sim.jitter import Jitter
+from sim.longest_path import latest_ends, times
 from sim.memory.buffers import EVENTS
+from sim.ops import OpKind
 from sim.plan import Plan
 from sim.recording import MOVING_KINDS, memory_columns, record
-from sim.schedule import Schedule
+from sim.schedule import IntColumn, Schedule
 from sim.trace import Trace
+
+AT_ONCE = 1024
+"""Samples played side by side: a row of them fits the cache many times over."""
 
 
 class LongestPath:
@@ -25,10 +32,7 @@ class LongestPath:
 
     def execute(self, plan: Plan, binding: Binding, seed: int = 0) -> Trace:
         """See `backends.base.Backend.execute`. Equals `simulated` to the last bit where it does not refuse."""
-        schedule = plan.work
-        if not isinstance(schedule, Schedule):
-            raise UnsupportedPlan(f"the order of '{plan.method}' depends on time: use backend simulated")
-        _refuse_contention(schedule, binding)
+        schedule = _schedule(plan, binding)
         start, end = (np.array(column) for column in times(schedule, seconds_column(schedule, binding)))
         events = np.empty(0, EVENTS) if plan.events is None else plan.events
         memory = memory_columns(binding, events, start, end)
@@ -37,14 +41,50 @@ class LongestPath:
         header = {"backend": self.name, "seed": seed, "hardware": "simulated"}
         return record(plan, binding, columns, start, end, memory, header)
 
+    def sample(
+        self, plan: Plan, binding: Binding, jitter: Jitter, samples: int, groups: Sequence[IntColumn], seed: int = 0
+    ) -> NDArray[np.float64]:
+        """Makespan, and the latest end in each group of ops, when durations vary: [1 + groups, samples], in seconds.
+
+        Every op of every sample draws its own factor, from PCG64. Memory is not played: `execute` tells what the run
+        without jitter holds.
+
+        Raises
+        ------
+        UnsupportedPlan : as `execute`.
+        """
+        schedule = _schedule(plan, binding)
+        mean_s = np.array(seconds_column(schedule, binding))
+        moves = np.isin(schedule.ops["kind"], MOVING_KINDS)
+        ends = np.flatnonzero(np.diff(schedule.successors.starts) == 0)
+        random = np.random.Generator(np.random.PCG64(seed))
+
+        def draw(ops: IntColumn, count: int) -> NDArray[np.float64]:
+            return jitter.seconds(random, mean_s[ops], moves[ops], count)
+
+        counts = [min(AT_ONCE, samples - begin) for begin in range(0, samples, AT_ONCE)]
+        blocks = [latest_ends(schedule, draw, count, [ends, *groups]) for count in counts]
+        return np.concatenate(blocks, axis=1)
+
+
+def _schedule(plan: Plan, binding: Binding) -> Schedule:
+    """The schedule of a plan that does not contend."""
+    if not isinstance(plan.work, Schedule):
+        raise UnsupportedPlan(f"the order of '{plan.method}' depends on time: use backend simulated")
+    _refuse_contention(plan.work, binding)
+    return plan.work
+
 
 def _refuse_contention(schedule: Schedule, binding: Binding) -> None:
     """Refuse links and devices whose sharing depends on time."""
     moving = np.flatnonzero(np.isin(schedule.ops["kind"], MOVING_KINDS))
-    for source, target in np.unique(schedule.ops[["source", "target"]][moving]).tolist():
-        for link in binding.route(source, target) if target >= 0 else range(len(binding.cluster.links)):
-            if (kind := binding.cluster.links[link].kind) in ("fifo", "fair_share"):
-                raise UnsupportedPlan(f"link '{binding.cluster.links[link].name}' is {kind}: use backend simulated")
+    for op in moving[alike(*(schedule.ops[name][moving] for name in ALIKE))[0]].tolist():
+        kind, source, target = (int(schedule.ops[name][op]) for name in ("kind", "source", "target"))
+        ring = kind == OpKind.ALL_REDUCE
+        routes = binding.ring_hops(schedule.devices_of(op)) if ring else (binding.route(source, target),)
+        for link in (binding.cluster.links[link] for route in routes for link in route):
+            if link.kind in ("fifo", "fair_share"):
+                raise UnsupportedPlan(f"link '{link.name}' is {link.kind}: use backend simulated")
     lanes = Counter(lane.device for lane in schedule.lanes if lane.computes)
     for device, count in lanes.items():
         node = binding.cluster.node(binding.devices[device])
@@ -54,7 +94,7 @@ def _refuse_contention(schedule: Schedule, binding: Binding) -> None:
             )
 
 
-def _refuse_overflow(binding: Binding, memory: np.ndarray[tuple[int, ...], np.dtype[np.void]]) -> None:
+def _refuse_overflow(binding: Binding, memory: NDArray[np.void]) -> None:
     """Refuse a run whose live bytes pass a capacity: where it stops depends on the allocator."""
     for device, capacity in enumerate(binding.capacity_bytes):
         live = np.cumsum(memory["bytes"][memory["device"] == device])

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
+from scenarios import schedule_csv
 from scenarios.document import Document
 from scenarios.hardware import build_cluster
 from scenarios.profiles import build_profile
@@ -20,7 +21,7 @@ from sim.plan import Plan
 from sim.planners import PLANNERS
 from sim.program import Program
 from sim.schedule import Schedule, Shape
-from sim.training import Training
+from sim.training import Optimizer, Predict, Training, Weights
 
 OF_EVERY_SCHEDULE = ("weights", "predict")
 """Keys of ``schedule:`` that choose passes; the others are the planner's."""
@@ -33,8 +34,8 @@ class Composed(NamedTuple):
     binding: Binding
 
 
-def compose(scenario: Scenario, document: Document) -> Composed:
-    """Plan a scenario and put figures on it.
+def compose(scenario: Scenario, document: Document, instead: Mapping[str, int] | None = None) -> Composed:
+    """Plan a scenario and put figures on it; ``instead`` replaces counts of its schedule, of micro-batches as large.
 
     Raises
     ------
@@ -42,17 +43,17 @@ def compose(scenario: Scenario, document: Document) -> Composed:
     UnsupportedPlan : a combination that the schedule cannot honour.
     """
     try:
-        return _compose(scenario, document)
+        return _compose(scenario, document, instead or {})
     except ScenarioError as error:
         raise ScenarioError.of([document.placed(fault) for fault in error.faults]) from None
 
 
-def _compose(scenario: Scenario, document: Document) -> Composed:
+def _compose(scenario: Scenario, document: Document, instead: Mapping[str, int]) -> Composed:
     cluster = build_cluster(scenario.cluster)
-    keys = planner_keys(scenario, cluster)
-    work = PLANNERS[scenario.schedule.name](**keys)
-    shape, serves = work.shape, isinstance(work, Program)
-    devices = _devices(cluster, work)
+    keys = {**planner_keys(scenario, cluster), **instead}
+    work, recorded = _work(scenario, document, keys)
+    shape = work.shape
+    devices = _devices(scenario, cluster, work)
     samples, per_micro_batch = _samples(scenario, shape, keys)
     profile = build_profile(scenario, document, cluster, shape.stages, per_micro_batch)
     partition = _partition(scenario, profile, shape.stages)
@@ -70,38 +71,61 @@ def _compose(scenario: Scenario, document: Document) -> Composed:
             capacity_bytes=None if capacity is None else round(capacity),
             update_s=(uniform.update or 0.0) if uniform else None,
             buckets=int(keys.get("buckets", 1)),
-            server=len(devices) - 1 if serves else None,
-            provenance=_provenance(profile, cluster, training),
+            server=work.server if isinstance(work, Program) else None,
+            provenance=_provenance(profile, cluster, training) | recorded,
         ),
     )
     events = None
     if isinstance(work, Schedule):
-        work = transfers.apply(_weigh(scenario, work, keys), binding.holds_lanes)
+        work = schedule_csv.without_lanes(_weigh(scenario, work, keys), binding.holds_lanes)
+        work = transfers.apply(work, binding.holds_lanes)
         events = buffers.apply(work)
     else:
         _refuse_weights(scenario)
-    return Composed(Plan(scenario.schedule.name, work, partition, profile.name, training, events), binding)
+    return Composed(Plan(scenario.schedule.method, work, partition, profile.name, training, events), binding)
 
 
 def planner_keys(scenario: Scenario, cluster: Cluster) -> dict[str, Any]:
-    """The arguments of the scenario's planner; ``replicas`` are the cluster's GPUs."""
+    """The arguments of the scenario's planner; ``gpus`` are the cluster's."""
     keys = {key: value for key, value in scenario.schedule.given.items() if key not in OF_EVERY_SCHEDULE}
-    if "replicas" in inspect.signature(PLANNERS[scenario.schedule.name]).parameters:
-        keys["replicas"] = len(cluster.gpus)
+    name = scenario.schedule.name
+    if name is not None and "gpus" in inspect.signature(PLANNERS[name]).parameters:
+        keys["gpus"] = len(cluster.gpus)
     return keys
 
 
-def _devices(cluster: Cluster, work: Schedule | Program) -> tuple[str, ...]:
-    """The node of each device of the plan: its devices are the first GPUs; the host of a server comes last."""
+def _work(scenario: Scenario, document: Document, keys: Mapping[str, Any]) -> tuple[Schedule | Program, dict[str, Any]]:
+    """What the scenario's planner makes, or what its file holds, with the provenance of the file."""
+    if scenario.schedule.csv is None:
+        return PLANNERS[scenario.schedule.method](**keys), {}
+    recorded = read_csv(scenario, document, keys.get("mini_batches", 1))
+    source = f"{scenario.schedule.csv}, {recorded.dialect} dialect"
+    return recorded.schedule, {"schedule": {"origin": "recorded", "source": source}}
+
+
+def read_csv(scenario: Scenario, document: Document, mini_batches: int = 1) -> schedule_csv.Recorded:
+    """The file of a scenario's ``schedule.csv``.
+
+    Raises
+    ------
+    ScenarioError : what is wrong with it.
+    """
+    assert scenario.schedule.csv is not None
+    file = document.directory("schedule.csv") / scenario.schedule.csv
+    return schedule_csv.read(file, scenario.schedule.dialect, mini_batches)
+
+
+def _devices(scenario: Scenario, cluster: Cluster, work: Schedule | Program) -> tuple[str, ...]:
+    """The node of each device of the plan: its devices are the first GPUs; a server beyond them is on the host."""
     wanted = 1 + max(work.placement.values())
     if wanted > len(cluster.gpus):
         message = f"the schedule needs {wanted} devices, the cluster has {len(cluster.gpus)}"
-        raise ScenarioError.of([Fault(message, "schedule.stages")])
+        raise ScenarioError.of([Fault(message, "schedule.csv" if scenario.schedule.csv else "schedule.stages")])
     devices = tuple(node.name for node in cluster.gpus[:wanted])
-    if not isinstance(work, Program):
+    if not isinstance(work, Program) or work.server in work.placement.values():
         return devices
     if not cluster.hosts:
-        hint = "add a node of kind host, or write sync: ring"
+        hint = "add a node of kind host, or write server: gpu or sync: ring"
         raise ScenarioError.of(
             [Fault("a parameter server needs a host in the cluster", "schedule.sync", suggestion=hint)]
         )
@@ -110,10 +134,11 @@ def _devices(cluster: Cluster, work: Schedule | Program) -> tuple[str, ...]:
 
 def _samples(scenario: Scenario, shape: Shape, keys: Mapping[str, Any]) -> tuple[float, float]:
     """Samples of a mini-batch over all replicas, and of one micro-batch on one of them."""
-    batch = float(scenario.model.batch_size)
+    share = keys.get("micro_batches", 1) / scenario.schedule.given.get("micro_batches", 1)  # 1 unless replaced
+    batch, micro_batches = float(scenario.model.batch_size), round(shape.micro_batches / share)
     if keys.get("scaling") == "weak":
-        return batch * shape.replicas, batch / shape.micro_batches
-    return batch, batch / (shape.micro_batches * shape.replicas)
+        return batch * share * shape.replicas, batch / micro_batches
+    return batch * share, batch / (micro_batches * shape.replicas)
 
 
 def _partition(scenario: Scenario, profile: ModelProfile, stages: int) -> Partition:
@@ -129,28 +154,53 @@ def _partition(scenario: Scenario, profile: ModelProfile, stages: int) -> Partit
 
 def _weigh(scenario: Scenario, schedule: Schedule, keys: Mapping[str, Any]) -> Schedule:
     """The schedule under the scenario's weight policy, or its method's own."""
-    name = scenario.schedule.name
-    weights = cast(
-        weight_versions.Weights, scenario.schedule.weights or PLANNERS.defaults(name).get("weights", "latest")
-    )
-    if weights != "latest" and not weight_versions.staleness(schedule).max(initial=0) > 0:
-        if scenario.schedule.weights:
-            _refuse_weights(scenario)
+    given, name = scenario.schedule, scenario.schedule.method
+    if given.csv is not None:  # each step of a file ends with its update: nothing is ever stale
+        _refuse_weights(scenario)
         return schedule
-    distances: tuple[tuple[int, int], ...] = ()
-    if weights == "predict":
-        long = PLANNERS[name](**{**keys, "mini_batches": 8 * schedule.shape.stages})
-        assert isinstance(long, Schedule)
-        distances = weight_versions.prediction_distances(long)
-    return weight_versions.apply(schedule, weights, distances)
+    weights = given.weights or cast(Weights, PLANNERS.defaults(name).get("weights", "latest"))
+    if given.predict and weights != "predict":
+        raise ScenarioError.of([Fault("says nothing without weights: predict", "schedule.predict")])
+    if weights != "latest" and not weight_versions.staleness(schedule).max(initial=0) > 0:
+        _refuse_weights(scenario)
+        return schedule
+    if weights != "predict":
+        return weight_versions.apply(schedule, weights)
+    predict = given.predict or "spectrain"
+    _check_optimizer(predict, scenario.training.optimizer)
+    long = PLANNERS[name](**{key: value for key, value in keys.items() if key != "mini_batches"})
+    assert isinstance(long, Schedule)
+    distances = weight_versions.prediction_distances(long, predict)
+    if not any(any(ahead) for ahead in distances):
+        reason = f"most micro-batches of every stage have a distance of 0: use fewer than {schedule.shape.micro_batches}"
+        raise UnsupportedPlan(f"schedule.weights: 'predict' by {predict} has no influence: {reason}")
+    return weight_versions.apply(schedule, weights, distances, predict)
+
+
+PREDICTS_FROM: Mapping[Predict, tuple[Optimizer, ...]] = {
+    "spectrain": ("momentum",),
+    "pipeoptim": ("momentum", "adam", "adamw"),
+    "xpipe": ("adam", "adamw"),
+    "pipemare": ("sgd", "momentum", "adam", "adamw"),
+}
+"""The optimizers whose moments a method predicts from; PipeMare averages the updates themselves."""
+
+
+def _check_optimizer(predict: Predict, optimizer: Optimizer) -> None:
+    if optimizer not in PREDICTS_FROM[predict]:
+        others = [other for other, known in PREDICTS_FROM.items() if optimizer in known]
+        hint = f"use {' or '.join(PREDICTS_FROM[predict])}, or schedule.predict: {' or '.join(others)}"
+        message = f"{optimizer} keeps nothing that {predict} predicts from"
+        raise ScenarioError.of([Fault(message, "training.optimizer", suggestion=hint)])
 
 
 def _refuse_weights(scenario: Scenario) -> None:
     """A weight policy where no weights are ever stale would be a knob without influence."""
     schedule = scenario.schedule
-    if schedule.weights not in (None, "latest"):
-        reason = f"no weights of this '{schedule.name}' are ever stale"
-        raise UnsupportedPlan(f"schedule.weights: '{schedule.weights}' has no influence: {reason}")
+    for key, value in (("weights", schedule.weights), ("predict", schedule.predict)):
+        if value not in (None, "latest"):
+            reason = f"no weights of this '{schedule.method}' are ever stale"
+            raise UnsupportedPlan(f"schedule.{key}: '{value}' has no influence: {reason}")
 
 
 def _provenance(profile: ModelProfile, cluster: Cluster, training: Training) -> dict[str, Any]:

@@ -24,12 +24,18 @@ from sim.errors import nearest
 MAX_COUNT = 10**6
 MAX_FORWARDS = 20 * 10**6
 """Forward passes of one scenario: stages x micro-batches x mini-batches."""
+MAX_SAMPLED_FORWARDS = 10**10
+"""The same times the samples: some minutes."""
 
 Planners = Mapping[str, Callable[..., object]]
 """The ``plan`` function of each schedule, by name; read on demand, so a mapping may import on access."""
 
 _OF_EVERY_SCHEDULE = ("weights", "predict")
-RESERVED_OF_SCHEDULE = ("replicas", "csv")
+_OF_EVERY_FILE = ("csv", "dialect", "mini_batches", *_OF_EVERY_SCHEDULE)
+_OF_THE_CLUSTER = ("gpus",)
+"""What a planner is told of the cluster: no keys of a schedule."""
+_FOR_EVERY_OP = ("lognormal", "uniform")
+_FOR_SOME_OPS = ("compute", "communication")
 
 
 def at_odds(document: Document, planners: Planners | None) -> Iterator[Wrong]:
@@ -38,10 +44,15 @@ def at_odds(document: Document, planners: Planners | None) -> Iterator[Wrong]:
     schedule, cluster, model = (_mapping(data.get(key)) for key in ("schedule", "cluster", "model"))
     yield from _sizes(schedule)
     yield from _stages(schedule, cluster, model, _mapping(data.get("partition")))
+    yield from _replicas(schedule, _devices(cluster))
     yield from _names(model, cluster)
     yield from _links_of_devices(cluster)
     yield from graph_at_odds(cluster, ("cluster",))
-    yield from _profile(model, document.directory("model.profile"))
+    for path, what in ((("model", "profile"), "a PipeDream profile"), (("schedule", "csv"), "a schedule in CSV")):
+        yield from _file(_mapping(data.get(path[0])).get(path[1]), path, document.directory(path), what)
+    if "csv" in schedule and "name" not in schedule:
+        yield from _keys_of_file(schedule)
+    yield from _random(data)
     if "predict" in schedule and schedule.get("weights", "predict") != "predict":
         yield Wrong(("schedule", "predict"), "says nothing without weights: predict")
     if planners is not None and isinstance(name := schedule.get("name"), str):
@@ -64,12 +75,27 @@ def _count(section: Mapping[str, Any], key: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
+def _counts(schedule: Mapping[str, Any]) -> dict[str, int]:
+    return {key: _count(schedule, key) or 1 for key in ("stages", "micro_batches", "mini_batches")}
+
+
 def _sizes(schedule: Mapping[str, Any]) -> Iterator[Wrong]:
-    counts = {key: _count(schedule, key) or 1 for key in ("stages", "micro_batches", "mini_batches")}
+    counts = _counts(schedule)
     forwards, largest = math.prod(counts.values()), max(counts, key=lambda key: counts[key])
     if forwards > MAX_FORWARDS and counts[largest] <= MAX_COUNT:
         product = f"{' x '.join(counts)} = {forwards}"
         yield Wrong(("schedule", largest), f"{product} forward passes: the limit is {MAX_FORWARDS}")
+
+
+def _replicas(schedule: Mapping[str, Any], devices: int | None) -> Iterator[Wrong]:
+    """Replicas of stages that the cluster has no room for, or whose turns hardly ever meet."""
+    replicas, path = schedule.get("replicas"), ("schedule", "replicas")
+    if not isinstance(replicas, list) or not all(type(count) is int and count > 0 for count in replicas):
+        return
+    if devices and sum(replicas) > devices:
+        yield Wrong(path, f"{sum(replicas)} GPUs on {devices} devices")
+    elif (forwards := len(replicas) * math.lcm(*replicas)) > MAX_FORWARDS:
+        yield Wrong(path, f"all have had equally many mini-batches after {forwards} forward passes, over {MAX_FORWARDS}")
 
 
 def _stages(
@@ -216,19 +242,51 @@ def _reached(start: Iterable[str], edges: Iterable[tuple[str, str]]) -> set[str]
     return reached
 
 
-def _profile(model: Mapping[str, Any], folder: Path) -> Iterator[Wrong]:
-    if not isinstance(name := model.get("profile"), str):
+def _file(name: Any, path: KeyPath, folder: Path, what: str) -> Iterator[Wrong]:
+    """Whether there is a file of that name; whoever reads it says what is wrong in it."""
+    if not isinstance(name, str):
         return
-    file, path = folder / name, ("model", "profile")
+    file = folder / name
     try:
         if file.is_dir():
-            yield Wrong(path, f"{shown(name)} is a directory: expected a PipeDream profile", "name the graph.txt in it")
+            hint = "name the graph.txt in it" if path[-1] == "profile" else None
+            yield Wrong(path, f"{shown(name)} is a directory: expected {what}", hint)
         elif not file.exists():
             yield Wrong(path, f"there is no file {shown(str(file))}", nearest_file(file))
         elif not file.is_file():
-            yield Wrong(path, f"{shown(name)} is no ordinary file: expected a PipeDream profile")
+            yield Wrong(path, f"{shown(name)} is no ordinary file: expected {what}")
     except (OSError, ValueError) as error:
         yield Wrong(path, f"{shown(name)} cannot be read: {getattr(error, 'strerror', None) or 'no file name'}")
+
+
+def _random(data: Mapping[str, Any]) -> Iterator[Wrong]:
+    """What needs random times, where there are none, and what does not bear them."""
+    backend, jitter = data.get("backend", "simulated"), data.get("jitter")
+    if isinstance(jitter, dict) and jitter.keys() <= {*_FOR_EVERY_OP, *_FOR_SOME_OPS}:
+        every, some = ([key for key in group if key in jitter] for group in (_FOR_EVERY_OP, _FOR_SOME_OPS))
+        if len(every) > 1 or bool(every) == bool(some):
+            choices = f"{' or '.join(_FOR_EVERY_OP)} for every op, or {' and '.join(_FOR_SOME_OPS)} for each"
+            yield Wrong(("jitter",), f"expected {choices}; got {' and '.join(every + some) or 'none'}")
+    forwards = math.prod(_counts(_mapping(data.get("schedule"))).values()) * (_count(data, "samples") or 1)
+    if "samples" in data and forwards > MAX_SAMPLED_FORWARDS:
+        message = f"{forwards} forward passes over all samples: the limit is {MAX_SAMPLED_FORWARDS}"
+        yield Wrong(("samples",), message)
+    if "samples" in data and backend in ("simulated", "torch"):
+        yield Wrong(("samples",), f"backend {backend} plays one run at a time", "write backend: longest_path")
+    if "steady_state" in data and "jitter" in data:
+        yield Wrong(("steady_state",), "times that vary do not repeat: leave out samples and jitter, or this")
+    if "steady_state" in data and backend == "torch":
+        yield Wrong(("steady_state",), "backend torch measures, and measured times do not repeat")
+
+
+def _keys_of_file(schedule: Mapping[str, Any]) -> Iterator[Wrong]:
+    """A file states its stages and micro-batches itself."""
+    for key in sorted(schedule.keys() - set(_OF_EVERY_FILE)):
+        if key in ("stages", "micro_batches"):
+            yield Wrong(("schedule", key), "is what the file of schedule.csv says", "leave it out")
+        else:
+            hint = nearest(key, _OF_EVERY_FILE) or f"known: {', '.join(_OF_EVERY_FILE)}"
+            yield Wrong(("schedule", key), f"unknown key {shown(key)} of a schedule in CSV", hint)
 
 
 def _planner(name: str, schedule: Mapping[str, Any], planners: Planners) -> Iterator[Wrong]:
@@ -245,12 +303,12 @@ def _planner(name: str, schedule: Mapping[str, Any], planners: Planners) -> Iter
 
 def wrong_schedule_keys(name: str, keys: Mapping[str, Any], signature: inspect.Signature) -> Iterator[Wrong]:
     """What is wrong with the keys of a schedule, given the signature of its planner with annotations evaluated."""
-    known = {key: parameter for key, parameter in signature.parameters.items() if key not in RESERVED_OF_SCHEDULE}
+    known = {key: parameter for key, parameter in signature.parameters.items() if key not in _OF_THE_CLUSTER}
     for key, value in keys.items():
         path: KeyPath = ("schedule", key)
         if key in known:
             yield from _wrong_value(path, value, known[key].annotation)
-        elif key not in _OF_EVERY_SCHEDULE + RESERVED_OF_SCHEDULE:
+        elif key not in _OF_EVERY_SCHEDULE:
             words = (*known, *_OF_EVERY_SCHEDULE)
             hint = nearest(key, words) or f"known: {', '.join(words)}"
             yield Wrong(path, f"unknown key {shown(key)} of schedule {shown(name)}", hint)

@@ -91,10 +91,10 @@ def _adaptive_avg_pool(options: Options, shape: Shape) -> Work:
 
 
 def _global_avg_pool(options: Options, shape: Shape) -> Work:
-    """Channels of an image, features of a sequence."""
+    """The mean over the places of an image or the positions of a sequence."""
     if len(shape) == 1:
         raise MisfitError(f"expects an image or positions x features, {text(shape)} reaches it")
-    return _one_kernel(shape, (shape[0] if len(shape) == 3 else shape[1],))
+    return _one_kernel(shape, (_channels(shape),))
 
 
 def _flatten(options: Options, shape: Shape) -> Work:
@@ -116,6 +116,8 @@ def _batch_norm(options: Options, shape: Shape) -> Work:
 
 def _layer_norm(options: Options, shape: Shape) -> Work:
     """Over the features of a position, which stay on chip."""
+    if len(shape) == 3:
+        raise MisfitError(f"expects a vector or positions x features, {text(shape)} reaches it")
     return _one_kernel(shape, shape, 0, 2 * shape[-1])
 
 
@@ -175,6 +177,15 @@ def _lstm(options: Options, shape: Shape) -> Work:
     return Work((steps, hidden), kernels, 6 * state)
 
 
+def _channels(shape: Shape) -> int:
+    """Channels of an image, features of a sequence or vector."""
+    return shape[1] if len(shape) == 2 else shape[0]
+
+
+def _with_channels(shape: Shape, channels: int) -> Shape:
+    return (shape[0], channels) if len(shape) == 2 else (channels, *shape[1:])
+
+
 def join(how: str, ends: Sequence[Shape]) -> Work:
     """The end of a block: the sum of its branches, kept or put into the first, or their channels side by side.
 
@@ -182,13 +193,12 @@ def join(how: str, ends: Sequence[Shape]) -> Work:
     ------
     MisfitError : shapes that do not join.
     """
-    axis = 1 if len(ends[0]) == 2 else 0
-    rests = {(len(end), how == "concat" or end[axis], end[:axis], end[axis + 1 :]) for end in ends}
-    if len(rests) > 1:
-        expected = "that differ in channels only" if how == "concat" else "of one shape"
+    concat = how == "concat"
+    shapes = {_with_channels(end, 0) if concat else end for end in ends}
+    if len(shapes) > 1:
+        expected = "that differ in channels only" if concat else "of one shape"
         raise MisfitError(f"{how} expects branches {expected}: they end in {', '.join(text(end) for end in ends)}")
-    channels = sum(end[axis] for end in ends) if how == "concat" else ends[0][axis]
-    output = (*ends[0][:axis], channels, *ends[0][axis + 1 :])
+    output = _with_channels(ends[0], sum(_channels(end) for end in ends)) if concat else ends[0]
     moved = sum(math.prod(end) for end in ends) + math.prod(output)
     return Work(output, (Kernel(0, moved),), 0 if how == "add_in_place" else math.prod(output))
 

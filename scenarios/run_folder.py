@@ -12,13 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analysis import chrome_trace, gantt, result
+from analysis import chrome_trace, gantt, result, samples, steady
+from backends import longest_path
 from backends.base import load
+from scenarios import long_run, schema
 from scenarios.compose import compose
 from scenarios.document import Document
 from scenarios.load import dump
 from scenarios.points import Point, parse_points
 from sim.errors import Fault, ScenarioError
+from sim.jitter import Distribution, Jitter
 from sim.planners import PLANNERS
 from sim.trace import Trace
 
@@ -57,16 +60,45 @@ def point_name(point: Point) -> str:
     own = point.overrides.get("name")
     if own is not None:
         return str(own)
-    values = [f"{path.rsplit('.', 1)[-1]}={value}" for path, value in point.overrides.items() if "." in path]
-    return ", ".join(values) or point.scenario.schedule.name
+    if not any("." in path for path in point.overrides):
+        return point.scenario.schedule.method
+    return ", ".join(f"{path.rsplit('.', 1)[-1]}={_words(value)}" for path, value in point.overrides.items())
+
+
+def _words(value: Any) -> str:
+    """A value of a grid; of a whole section what stands in it."""
+    return " ".join(map(str, value.values())) if isinstance(value, Mapping) else str(value)
 
 
 def run_point(point: Point, scenario: str) -> Outcome:
     """Compose, execute, analyse."""
-    plan, binding = compose(point.scenario, point.document)
-    trace = load(point.scenario.backend).execute(plan, binding, point.scenario.seed)
-    name = point_name(point)
-    return Outcome(name, trace, {**result.compute(trace, scenario, name), "overrides": point.overrides})
+    name, wanted = point_name(point), point.scenario
+    if wanted.steady_state:
+        run = long_run.play(wanted, point.document, lambda trace: result.compute(trace, scenario, name))
+        return Outcome(name, run.trace, {**run.result, "overrides": point.overrides})
+    plan, binding = compose(wanted, point.document)
+    trace = load(wanted.backend).execute(plan, binding, wanted.seed)
+    found = result.compute(trace, scenario, name)
+    if wanted.samples and wanted.jitter:
+        over = steady.compute(trace)
+        groups, jitter = samples.watched(trace, over), _jitter(wanted.jitter)
+        latest_s = longest_path.BACKEND.sample(plan, binding, jitter, wanted.samples, groups, wanted.seed)
+        found["samples"] = samples.compute(trace, over, latest_s)
+    return Outcome(name, trace, {**found, "overrides": point.overrides})
+
+
+def _jitter(section: schema.Jitter) -> Jitter:
+    """Who varies how."""
+    every = _distribution(section)
+    return Jitter(*(every or _distribution(one) for one in (section.compute, section.communication)))
+
+
+def _distribution(section: schema.Jitter | schema.Distribution | None) -> Distribution | None:
+    if section is not None and section.lognormal is not None:
+        return Distribution("lognormal", section.lognormal)
+    if section is not None and section.uniform is not None:
+        return Distribution("uniform", section.uniform)
+    return None
 
 
 def run_all(points: Sequence[Point], scenario: str, done: Callable[[Outcome], None]) -> list[Outcome]:

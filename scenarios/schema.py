@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.json_schema import JsonSchemaValue
 
-from scenarios.consistency import MAX_COUNT, RESERVED_OF_SCHEDULE, Planners, at_odds, wrong_schedule_keys
+from scenarios.consistency import MAX_COUNT, Planners, at_odds, wrong_schedule_keys
 from scenarios.document import ALTERNATIVES, SHORT_FORMS, Document, dotted, written_out
-from scenarios.quantities import Bytes, BytesPerSecond, Capacity, Flops, FlopsPerSecond, Seconds, WrongValue, shown
+from scenarios.quantities import (
+    Bytes,
+    BytesPerSecond,
+    Capacity,
+    Flops,
+    FlopsPerSecond,
+    Seconds,
+    WrongValue,
+    printable,
+    shown,
+)
 from scenarios.strict import Many, Section, validate
 from sim.errors import Fault
-from sim.training import Dtype, Optimizer
+from sim.training import Dtype, Optimizer, Predict, Weights
 
 MAX_DEVICES = 4096
 MAX_POINTS = 10_000
@@ -197,21 +208,29 @@ class Training(Section):
 
 
 class Schedule(Section):
-    """The order of work. Keys beyond these belong to the planner of that name: `validate_schedule_keys`."""
+    """The order of work: a planner's name and its keys (`validate_schedule_keys`), or a file of PyTorch's."""
 
     model_config = ConfigDict(extra="allow")
-    reserved = frozenset(RESERVED_OF_SCHEDULE)
-    name: str = Field(description="the schedule's name")
+    one_of = ALTERNATIVES["schedule"]
+    only_with: ClassVar = {"dialect": ("csv",)}
+    name: str | None = None
+    csv: str | None = None
+    dialect: Literal["current", "legacy"] | None = None
     stages: Count | None = None
     micro_batches: Count | None = None
     mini_batches: Count | None = None
-    weights: Literal["latest", "stash", "predict"] | None = None
-    predict: Literal["spectrain"] | None = None
+    weights: Weights | None = None
+    predict: Predict | None = None
 
     @property
     def given(self) -> dict[str, Any]:
-        """Every key that was written, but the name."""
-        return self.model_dump(exclude={"name"}, exclude_unset=True)
+        """Every key that was written, but the name or the file and its dialect."""
+        return self.model_dump(exclude={"name", "csv", "dialect"}, exclude_unset=True)
+
+    @property
+    def method(self) -> str:
+        """What to call it: its planner's name, or its file's."""
+        return self.name or printable(PurePath(self.csv or "").stem)
 
 
 class Partition(Section):
@@ -238,10 +257,28 @@ class Sweep(Section):
     grid: Annotated[dict[str, Annotated[Many[Any], Field(min_length=1)]], Field(min_length=1)] | None = None
 
 
+class Distribution(Section):
+    """How durations vary about their mean, as a share of it: coefficient of variation, or half-width."""
+
+    one_of = ALTERNATIVES["compute"]
+    lognormal: Annotated[float, Field(gt=0, le=10)] | None = None
+    uniform: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+class Jitter(Section):
+    """One distribution for every op, or one for those that compute, for those that move bytes, or for each."""
+
+    lognormal: Annotated[float, Field(gt=0, le=10)] | None = None
+    uniform: Annotated[float, Field(gt=0, le=1)] | None = None
+    compute: Distribution | None = None
+    communication: Distribution | None = None
+
+
 class Scenario(Section):
     """One question: what happens if this model is trained in this way on this cluster."""
 
-    reserved = frozenset({"parameter_servers", "samples", "jitter", "faults"})
+    reserved = frozenset({"parameter_servers", "faults"})
+    only_with: ClassVar = {"samples": ("jitter",), "jitter": ("samples",)}
     name: Name = Field(description="the scenario's name")
     model: Model = Field(description="what is trained")
     cluster: Cluster = Field(
@@ -253,6 +290,9 @@ class Scenario(Section):
     memory: Memory = Memory()
     backend: Literal["simulated", "longest_path", "torch"] = "simulated"
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
+    samples: Annotated[int, Field(ge=10, le=10**6)] | None = None
+    jitter: Jitter | None = None
+    steady_state: Literal["detect"] | None = None
     sweep: Sweep | None = None
 
 

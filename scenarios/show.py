@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from scenarios.compose import compose
+from scenarios import schedule_csv
+from scenarios.check import refuse_sets
+from scenarios.compose import compose, read_csv
 from scenarios.document import Document
-from scenarios.load import Kind, load_document, shipped
+from scenarios.load import Kind, apply_sets, load_document, shipped
+from scenarios.points import Point
 from scenarios.run_folder import point_name, read_points
-from sim.errors import Fault, ScenarioError, nearest
+from sim.errors import Fault, ScenarioError, UnsupportedPlan, nearest
 from sim.longest_path import grid
 from sim.planners import PLANNERS
 from sim.schedule import Schedule
@@ -19,22 +22,61 @@ from sim.schedule import Schedule
 KINDS = ("schedules", "models", "clusters", "devices", "scenarios")
 
 
-def grids(document: Document, wanted: str | None, columns: int) -> dict[str, str]:
-    """The grid of each point of a scenario, or of one of them.
+def drawings(file: str, sets: Sequence[str], wanted: str | None, columns: int) -> dict[str, str]:
+    """The grid of each point of a scenario, or of one of them, or of a schedule in CSV.
 
     Raises
     ------
     ScenarioError : there is no point of that name.
     """
+    if schedule_csv.is_schedule(file):
+        return {Path(file).name: grid(_recorded(file, sets, wanted).schedule, columns)}
+    return _each(apply_sets(load_document(file), sets), wanted, lambda point: _grid(point, columns))
+
+
+def csv_text(file: str, sets: Sequence[str], wanted: str | None) -> dict[str, str]:
+    """One schedule as CSV of PyTorch's, by its name; what came from such a file stands where it stood there.
+
+    Raises
+    ------
+    ScenarioError : there is no point of that name, or several and no name.
+    UnsupportedPlan : there is no such CSV for it.
+    """
+    if schedule_csv.is_schedule(file):
+        return {Path(file).name: schedule_csv.write(*_recorded(file, sets, wanted))}
+    document = apply_sets(load_document(file), sets)
+    if wanted is None and (points := len(read_points(document))) > 1:
+        raise ScenarioError.of([Fault(f"there are {points} schedules", "--csv", file, suggestion="say which: --point")])
+    return _each(document, wanted, _csv_text)
+
+
+def _recorded(file: str, sets: Sequence[str], wanted: str | None) -> schedule_csv.Recorded:
+    refuse_sets(file, sets, "a schedule in CSV")
+    if wanted is not None:
+        raise ScenarioError.of([Fault("has no influence on a schedule in CSV", "--point", file)])
+    return schedule_csv.read(Path(file))
+
+
+def _grid(point: Point, columns: int) -> str:
+    work = compose(point.scenario, point.document).plan.work
+    return grid(work, columns) if isinstance(work, Schedule) else "its order depends on time: run it"
+
+
+def _csv_text(point: Point) -> str:
+    if point.scenario.schedule.csv is not None:
+        return schedule_csv.write(*read_csv(point.scenario, point.document))
+    work = compose(point.scenario, point.document).plan.work
+    if isinstance(work, Schedule):
+        return schedule_csv.write(work)
+    raise UnsupportedPlan("its order depends on time: PyTorch's CSV holds a fixed one")
+
+
+def _each(document: Document, wanted: str | None, draw: Callable[[Point], str]) -> dict[str, str]:
+    """What is drawn of each point, or of the one that is wanted, by name."""
     points = {point_name(point): point for point in read_points(document)}
     if wanted is not None and wanted not in points:
         raise ScenarioError.of([Fault(f"no point '{wanted}'", "--point", suggestion=nearest(wanted, points))])
-    drawn: dict[str, str] = {}
-    for name, point in points.items():
-        if wanted in (None, name):
-            work = compose(point.scenario, point.document).plan.work
-            drawn[name] = grid(work, columns) if isinstance(work, Schedule) else "its order depends on time: run it"
-    return drawn
+    return {name: draw(point) for name, point in points.items() if wanted in (None, name)}
 
 
 def catalogue(kind: str) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -96,9 +97,14 @@ class Binding:
     def ring_seconds(self, size_bytes: float, devices: Sequence[int]) -> float:
         """Duration of an uncontended ring all-reduce of R devices (Patarasuk & Yuan 2009).
 
-        2(R − 1) steps, in each of which every device passes a 1/R share on.
+        2(R − 1) steps, in each of which every device passes a 1/R share on. Hops that cross one ``fifo`` or
+        ``fair_share`` link in the same direction share it: the ring is as slow as its most crowded link.
         """
-        slowest = min(self.cluster.bytes_per_s(route) for route in self.ring_hops(devices))
+        crossing = Counter(link for route in self.ring_hops(devices) for link in route)
+        slowest = float("inf")
+        for number, hops in crossing.items():
+            link = self.cluster.links[number]
+            slowest = min(slowest, link.bytes_per_s / (hops if link.kind in ("fifo", "fair_share") else 1))
         return self.ring_latency_s(devices) + ring_share(size_bytes, len(devices)) / slowest
 
 
@@ -136,14 +142,14 @@ def bind(work: Schedule | Program, figures: Figures) -> Binding:
     for (stage, replica), device in work.placement.items():
         if not replica:
             _bind_stage(stage, device, figures, seconds, payload, buffers)
-        resident += _resident(stage, device, figures, keeps_optimizer=figures.server is None)
-    if figures.server is not None:
-        _bind_server(figures, seconds, payload, resident)
+        resident += _resident(stage, device, figures, {BufferKind.WEIGHTS, BufferKind.GRADIENTS})
+        if not isinstance(work, Program) or work.update == "worker":
+            resident += _resident(stage, device, figures, {BufferKind.OPTIMIZER})
+    for (stage, _), device in work.forward_only.items() if isinstance(work, Schedule) else ():
+        resident += _resident(stage, device, figures, {BufferKind.WEIGHTS})
+    if isinstance(work, Program) and figures.server is not None:
+        _bind_server(work, figures, seconds, payload, buffers, resident)
     profile, specs = figures.profile, [_spec(figures.cluster, name) for name in figures.devices]
-    capacity = [figures.capacity_bytes or (spec.memory_bytes if spec else None) for spec in specs]
-    if figures.server is not None:
-        host = specs[figures.server]
-        capacity[figures.server] = host.memory_bytes if host else None
     return Binding(
         cluster=figures.cluster,
         devices=figures.devices,
@@ -151,7 +157,7 @@ def bind(work: Schedule | Program, figures: Figures) -> Binding:
         payload_bytes=payload,
         buffer_bytes=buffers,
         resident=tuple(resident),
-        capacity_bytes=tuple(capacity),
+        capacity_bytes=tuple(_capacity_bytes(figures, name) for name in figures.devices),
         samples=figures.samples,
         flops=3 * total(profile.layers, "flops") / profile.batch * figures.samples,
         peak_flops_per_s=tuple(
@@ -163,6 +169,13 @@ def bind(work: Schedule | Program, figures: Figures) -> Binding:
 
 def _spec(cluster: Cluster, name: str) -> DeviceSpec | None:
     return cluster.node(name).spec
+
+
+def _capacity_bytes(figures: Figures, name: str) -> int | None:
+    """Memory of a device: what the scenario says of GPUs, else its own."""
+    node = figures.cluster.node(name)
+    own = node.spec.memory_bytes if node.spec else None
+    return own if node.kind == "host" else figures.capacity_bytes or own
 
 
 def _bind_stage(
@@ -187,7 +200,8 @@ def _bind_stage(
     seconds[Cost(OpKind.UPDATE, stage)] = _update_s(figures, device, parameters)
     payload[Cost(OpKind.SEND_ACTIVATION, stage)] = leaving
     payload[Cost(OpKind.SEND_GRADIENT, stage)] = arriving
-    payload[Cost(OpKind.ALL_REDUCE, stage)] = weight_bytes
+    payload[Cost(OpKind.SEND_SAVED, stage)] = total(layers, "saved_bytes") + arriving
+    payload[Cost(OpKind.ALL_REDUCE, stage)] = payload[Cost(OpKind.PULL, stage)] = weight_bytes
     if figures.buckets > 1:
         for part, (low, high) in enumerate(balanced([layer.parameter_bytes for layer in layers], figures.buckets)):
             bucket = layers[low : high + 1]
@@ -223,28 +237,45 @@ def effective_bytes_per_s(spec: DeviceSpec) -> float:
     return spec.memory_bytes_per_s * spec.memory_efficiency
 
 
-def _resident(stage: int, device: int, figures: Figures, keeps_optimizer: bool) -> list[Resident]:
-    """Weights, gradients and optimizer state of one stage on one device."""
+def _resident(stage: int, device: int, figures: Figures, kinds: Container[BufferKind]) -> list[Resident]:
+    """Some of the weights, gradients and optimizer state of one stage on one device."""
     training, count = figures.training, parameter_count(figures.profile, *figures.partition[stage])
-    state = training.optimizer_bytes if keeps_optimizer else 0
     sizes = {
         BufferKind.WEIGHTS: training.weight_bytes,
         BufferKind.GRADIENTS: training.weight_bytes,
-        BufferKind.OPTIMIZER: state,
+        BufferKind.OPTIMIZER: training.optimizer_bytes,
     }
-    return [Resident(device, kind, stage, round(count * size)) for kind, size in sizes.items() if count * size]
+    return [
+        Resident(device, kind, stage, round(count * size))
+        for kind, size in sizes.items()
+        if kind in kinds and count * size
+    ]
 
 
 def _bind_server(
-    figures: Figures, seconds: dict[Cost, float], payload: dict[Cost, float], resident: list[Resident]
+    program: Program,
+    figures: Figures,
+    seconds: dict[Cost, float],
+    payload: dict[Cost, float],
+    buffers: dict[tuple[BufferKind, int], int],
+    resident: list[Resident],
 ) -> None:
-    """The parameter server of the whole model (stage 0) on its host."""
+    """The parameter server of the whole model (stage 0): it keeps a sum, and where it updates, weights and state.
+
+    On a GPU it shares the weights of the worker there.
+    """
     assert figures.server is not None
     parameters = parameter_count(figures.profile, *figures.partition[0])
     weight_bytes = figures.training.weight_bytes * parameters
     spec = _spec(figures.cluster, figures.devices[figures.server])
     added = parameters * figures.training.accumulate_bytes
     seconds[Cost(OpKind.ACCUMULATE, 0)] = added / effective_bytes_per_s(spec) if spec else 0.0
-    seconds[Cost(OpKind.UPDATE, 0)] = _update_s(figures, figures.server, parameters)
     payload[Cost(OpKind.PULL, 0)] = payload[Cost(OpKind.PUSH, 0)] = weight_bytes
-    resident += _resident(0, figures.server, figures, keeps_optimizer=True)
+    buffers[BufferKind.PUSHED_GRADIENT, 0] = round(weight_bytes)
+    kept = {BufferKind.GRADIENTS}
+    if program.update == "server":
+        seconds[Cost(OpKind.UPDATE, 0)] = _update_s(figures, figures.server, parameters)
+        kept |= {BufferKind.OPTIMIZER}
+        if figures.server not in program.placement.values():
+            kept |= {BufferKind.WEIGHTS}
+    resident += _resident(0, figures.server, figures, kept)

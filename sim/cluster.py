@@ -100,6 +100,8 @@ class Cluster:
         ------
         UnsupportedPlan : there is no route, or it mixes ``fifo`` and ``fair_share`` links.
         """
+        if source == target:
+            return ()
         if (source, target) not in self._routes:
             find = self._add_link if self.between_all else self._find_route
             self._routes[source, target] = find(source, target)

@@ -28,6 +28,7 @@ class OpKind(enum.IntEnum):
     ALL_REDUCE = 10
     ACCUMULATE = 11
     UPDATE = 12
+    SEND_SAVED = 13
 
     @property
     def text(self) -> str:
@@ -49,6 +50,7 @@ _TEXT = {
     OpKind.ALL_REDUCE: "AR",
     OpKind.ACCUMULATE: "A",
     OpKind.UPDATE: "U",
+    OpKind.SEND_SAVED: "SS",
 }
 _KIND = {text: kind for kind, text in _TEXT.items()}
 
@@ -66,8 +68,14 @@ COMPUTE_KINDS = frozenset(
 )
 """Kinds that occupy a compute lane; the others move bytes."""
 
-TRANSFER_KINDS = frozenset({OpKind.SEND_ACTIVATION, OpKind.SEND_GRADIENT, OpKind.PULL, OpKind.PUSH})
-"""Kinds that carry a payload from one device to another over a route."""
+TRANSFER_KINDS = frozenset(
+    {OpKind.SEND_ACTIVATION, OpKind.SEND_GRADIENT, OpKind.SEND_SAVED, OpKind.PULL, OpKind.PUSH}
+)
+"""Kinds that carry a payload from one device to another over a route. What a stage saved (its input and activations)
+travels where its backward runs on another device than its forward; a pull brings weights to where a pass needs them."""
+
+FORWARD_KINDS = (OpKind.FORWARD, OpKind.FORWARD_BACKWARD)
+BACKWARD_KINDS = (OpKind.BACKWARD, OpKind.BACKWARD_INPUT, OpKind.BACKWARD_WEIGHT)
 
 _SINGLE = re.compile(r"(\d+)([A-Z]+)(\d+)(?:@(\d+))?(?:\.(\d+))?")
 _PAIR = re.compile(r"\((\d+)F(\d+);(\d+)B(\d+)\)(?:@(\d+))?")
@@ -76,9 +84,10 @@ _PAIR = re.compile(r"\((\d+)F(\d+);(\d+)B(\d+)\)(?:@(\d+))?")
 class OpId(NamedTuple):
     """The name of one op.
 
-    ``micro_batch`` is global: its mini-batch is ``micro_batch // micro_batches``. An update, an all-reduce
-    and the server's ops carry the number of their mini-batch in its place. ``part`` is a layer or a bucket,
-    −1 for the whole. ``other_stage`` and ``other_micro_batch`` name the backward half of a fused pair.
+    ``micro_batch`` is global: its mini-batch is ``micro_batch // micro_batches``. An update, an all-reduce and the
+    server's ops carry the number of their mini-batch in its place, a pull the version of the weights it brings.
+    ``part`` is a layer or a bucket, −1 for the whole. ``other_stage`` and ``other_micro_batch`` name the backward half
+    of a fused pair.
     """
 
     kind: OpKind

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from sim.memory.buffers import BufferEvent
 from sim.ops import Lane, OpId
@@ -83,7 +83,8 @@ class Program:
     """Actors and the policy between them.
 
     ``actors`` maps a name to a function that starts the actor afresh; ``policy`` makes a fresh policy; ``placement``
-    maps (stage, replica) to the device that computes it.
+    maps (stage, replica) to the device that computes it. ``server`` is the device of the parameter server: one of
+    these, or the one after them, a host; ``update`` says who updates the weights.
     """
 
     shape: Shape
@@ -92,6 +93,9 @@ class Program:
     policy: Callable[[], Policy]
     weights: str = "latest"
     distances: tuple[tuple[int, int], ...] = ()
+    predict: str = ""
+    server: int | None = None
+    update: Literal["server", "worker"] = "server"
 
     def __post_init__(self) -> None:
         self.shape.check()

@@ -64,6 +64,7 @@ def _header(plan: Plan, binding: Binding) -> dict[str, Any]:
         "method": plan.method,
         "model": plan.model,
         "weights": work.weights,
+        "predict": work.predict,
         "distances": [list(pair) for pair in work.distances],
         "partition": [list(stage) for stage in plan.partition],
         "devices": list(binding.devices),

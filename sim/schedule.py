@@ -16,7 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.errors import InvalidSchedule
+from sim.ops import BACKWARD_KINDS as BACKWARD_KINDS
+from sim.ops import FORWARD_KINDS as FORWARD_KINDS
 from sim.ops import Lane, OpId, OpKind
+from sim.weights import reader_of
 
 IntColumn = NDArray[np.int64]
 
@@ -41,9 +44,8 @@ a transfer arrives at (−1: none); the weight version it reads and writes (−1
 UNSET = -2
 """A version not stated by the planner: derived from the order of the lane that updates the stage."""
 
-FORWARD_KINDS = (OpKind.FORWARD, OpKind.FORWARD_BACKWARD)
-BACKWARD_KINDS = (OpKind.BACKWARD, OpKind.BACKWARD_INPUT, OpKind.BACKWARD_WEIGHT)
-PASS_KINDS = (*FORWARD_KINDS, *BACKWARD_KINDS, OpKind.RECOMPUTE, OpKind.SEND_ACTIVATION, OpKind.SEND_GRADIENT)
+SEND_KINDS = (OpKind.SEND_ACTIVATION, OpKind.SEND_GRADIENT, OpKind.SEND_SAVED)
+PASS_KINDS = (*FORWARD_KINDS, *BACKWARD_KINDS, OpKind.RECOMPUTE, *SEND_KINDS)
 """Kinds that are named by micro-batch; the others by mini-batch."""
 
 
@@ -154,8 +156,9 @@ class Schedule:
     lanes : the lanes; ``order[lane]`` lists its ops first to last.
     after : ``after[op]`` lists the ops whose end ``op`` waits for; the order of lanes is not repeated here.
     extra : pairs (earlier, later) that the planner asked for beyond the data dependencies, kept for passes.
-    weights : the weight policy that versions follow: ``latest``, ``stash`` or ``predict``.
+    weights : the weight policy that versions follow: see `sim.training.Weights`.
     distances : under ``predict``, how many updates ahead (forward, backward) of each stage predict.
+    predict : under ``predict``, the method: see `sim.training.Predict`.
     """
 
     shape: Shape
@@ -166,6 +169,7 @@ class Schedule:
     extra: IntColumn
     weights: str = "latest"
     distances: tuple[tuple[int, int], ...] = ()
+    predict: str = ""
 
     def __len__(self) -> int:
         return len(self.ops)
@@ -176,10 +180,21 @@ class Schedule:
 
     @cached_property
     def placement(self) -> dict[tuple[int, int], int]:
-        """The device of each set of weights, by (stage, replica)."""
-        forward = self.ops[np.isin(self.ops["kind"], FORWARD_KINDS)]
-        rows = np.unique(forward[["stage", "replica", "source"]]).tolist()
-        return {(stage, replica): device for stage, replica, device in rows}
+        """The device of each set of weights, by (stage, replica): where its gradients are made and applied."""
+        return self._places(FORWARD_KINDS) | self._places(BACKWARD_KINDS)
+
+    @cached_property
+    def forward_only(self) -> dict[tuple[int, int], int]:
+        """The device of the forwards of a set of weights, by (stage, replica), where it is not that of `placement`."""
+        forward = self._places(FORWARD_KINDS)
+        return {weights: device for weights, device in forward.items() if device != self.placement[weights]}
+
+    def _places(self, kinds: Sequence[OpKind]) -> dict[tuple[int, int], int]:
+        op = self.ops[np.isin(self.ops["kind"], kinds)]
+        replicas = int(op["replica"].max(initial=0)) + 1
+        weights, first = np.unique(op["stage"].astype(np.int64) * replicas + op["replica"], return_index=True)
+        devices = op["source"][first].tolist()
+        return {divmod(place, replicas): device for place, device in zip(weights.tolist(), devices, strict=True)}
 
     def devices_of(self, op: int) -> list[int]:
         """The devices whose lanes an op holds, in order: the members of a collective."""
@@ -355,7 +370,11 @@ def render(lanes: Sequence[Lane], rows: Sequence[Sequence[str]], most: int = 64)
 
 
 class Halves:
-    """Find ops by name in an op table; a fused pair is found by either half."""
+    """Find ops by name in an op table; a fused pair is found by either half.
+
+    ``backward``: stage, micro-batch and replica of the gradient each op is about: its own, or those of the backward
+    half of a pair. The halves of a pair may use two copies of weights: the backward that of its own forward.
+    """
 
     def __init__(self, ops: NDArray[np.void]) -> None:
         self.span = 1 + np.array(
@@ -366,16 +385,25 @@ class Halves:
         if len(fused):
             self.span[0] = max(self.span[0], int(ops["other_stage"].max()) + 2)
             self.span[1] = max(self.span[1], int(ops["other_micro_batch"].max()) + 2)
-        pair, single = ops[fused], ops[whole]
-        codes = [
-            self._code(single["kind"], single["stage"], single["micro_batch"], single["replica"], single["part"]),
-            self._code(OpKind.FORWARD, pair["stage"], pair["micro_batch"], pair["replica"], -1),
-            self._code(OpKind.BACKWARD, pair["other_stage"], pair["other_micro_batch"], pair["replica"], -1),
-        ]
-        index = np.concatenate([whole, fused, fused])
-        code = np.concatenate(codes)
+        self.codes, self.index = np.empty(0, np.int64), np.empty(0, np.int64)
+        self._add(whole, *(ops[name][whole] for name in ("kind", "stage", "micro_batch", "replica", "part")))
+        self.backward: tuple[IntColumn, ...] = tuple(ops[name] for name in ("stage", "micro_batch", "replica"))
+        if len(fused):
+            self._add_pairs(ops, fused)
+
+    def _add_pairs(self, ops: NDArray[np.void], fused: IntColumn) -> None:
+        pair, (stage, micro_batch, replica) = ops[fused], (column.copy() for column in self.backward)
+        self._add(fused, OpKind.FORWARD, pair["stage"], pair["micro_batch"], pair["replica"], -1)
+        stage[fused], micro_batch[fused] = pair["other_stage"], pair["other_micro_batch"]
+        own = self.find(OpKind.FORWARD, stage[fused], micro_batch[fused], pair["replica"], anywhere=True)
+        replica[fused] = np.where(own >= 0, ops["replica"][own], pair["replica"])
+        self._add(fused, OpKind.BACKWARD, stage[fused], micro_batch[fused], replica[fused], -1)
+        self.backward = stage, micro_batch, replica
+
+    def _add(self, rows: IntColumn, *name: Any) -> None:
+        code = np.append(self.codes, self._code(*name))
         by_code = np.argsort(code, kind="stable")
-        self.codes, self.index = code[by_code], index[by_code]
+        self.codes, self.index = code[by_code], np.append(self.index, rows)[by_code]
 
     def _code(self, kind: Any, stage: Any, micro_batch: Any, replica: Any, part: Any) -> IntColumn:
         code = np.asarray(kind, np.int64)
@@ -422,6 +450,7 @@ def assemble(
     extra: Iterable[tuple[int, int]] | IntColumn = (),
     weights: str = "latest",
     distances: tuple[tuple[int, int], ...] = (),
+    predict: str = "",
 ) -> Schedule:
     """Sort the ops, derive versions and data dependencies, check.
 
@@ -446,9 +475,10 @@ def assemble(
     if (twice := halves.doubled()) >= 0:
         raise invalid(ops, lanes, rows, twice, f"{op_id(ops[twice])} stands in the schedule twice")
     _versions(ops, rows)
-    earlier, later = _dependencies(shape, ops, halves, rows)
+    reader = reader_of(shape, ops, halves, weights, predict)
+    earlier, later = _dependencies(shape, ops, halves, rows, reader)
     after = Rows.distinct(np.append(later, pairs[:, 1]), np.append(earlier, pairs[:, 0]), len(ops))
-    schedule = Schedule(shape, ops, tuple(lanes), rows, after, pairs, weights, distances)
+    schedule = Schedule(shape, ops, tuple(lanes), rows, after, pairs, weights, distances, predict)
     schedule.check()
     return schedule
 
@@ -469,13 +499,14 @@ def _versions(ops: NDArray[np.void], order: Rows) -> None:
     ops["reads"][ops["reads"] == UNSET] = -1
 
 
-def _dependencies(shape: Shape, ops: NDArray[np.void], halves: Halves, order: Rows) -> tuple[IntColumn, IntColumn]:
+def _dependencies(
+    shape: Shape, ops: NDArray[np.void], halves: Halves, order: Rows, reader: IntColumn
+) -> tuple[IntColumn, IntColumn]:
     """Who waits for whom by the data of training: (earlier, later) rows.
 
     A forward waits for the forward before it (through its transfer where there is one), a backward for its own
     forward and the backward after it, a weight gradient for its input gradient, an all-reduce for the gradients
-    it sums, an update for all gradients of its mini-batch. A forward on another lane than the update it must see
-    (and the one it must not) waits for the one and is waited for by the other.
+    it sums, an update for all gradients of its mini-batch. For versions see `_version_edges`.
     """
     pairs: list[tuple[IntColumn, IntColumn]] = []
 
@@ -498,53 +529,63 @@ def _dependencies(shape: Shape, ops: NDArray[np.void], halves: Halves, order: Ro
         link(later[~arrived], halves.find(OpKind.FORWARD, stage - 1, micro_batch, replica, anywhere=True)[~arrived])
 
     def needs_gradient(later: IntColumn, stage: Any, micro_batch: Any, replica: Any) -> None:
-        link(later, halves.find(OpKind.FORWARD, stage, micro_batch, replica))
+        brought = link(later, halves.find(OpKind.SEND_SAVED, stage, micro_batch, replica))
+        link(later[~brought], halves.find(OpKind.FORWARD, stage, micro_batch, replica)[~brought])
         arrived = link(later, halves.find(OpKind.SEND_GRADIENT, stage + 1, micro_batch, replica, anywhere=True))
         link(later[~arrived], gradient(stage + 1, micro_batch, replica)[~arrived])
 
     index, op = rows(*FORWARD_KINDS)
     needs_input(index, op["stage"], op["micro_batch"], op["replica"])
-    index, op = rows(OpKind.BACKWARD, OpKind.BACKWARD_INPUT)
-    needs_gradient(index, op["stage"], op["micro_batch"], op["replica"])
-    index, op = rows(OpKind.FORWARD_BACKWARD)
-    needs_gradient(index, op["other_stage"], op["other_micro_batch"], op["replica"])
-    index, op = rows(OpKind.SEND_ACTIVATION)
+    index, _ = rows(OpKind.BACKWARD, OpKind.BACKWARD_INPUT, OpKind.FORWARD_BACKWARD)
+    needs_gradient(index, *(column[index] for column in halves.backward))
+    index, op = rows(OpKind.SEND_ACTIVATION, OpKind.SEND_SAVED)
     link(index, halves.find(OpKind.FORWARD, op["stage"], op["micro_batch"], op["replica"]))
     index, op = rows(OpKind.SEND_GRADIENT)
     link(index, gradient(op["stage"], op["micro_batch"], op["replica"]))
     index, op = rows(OpKind.BACKWARD_WEIGHT)
     link(index, halves.find(OpKind.BACKWARD_INPUT, op["stage"], op["micro_batch"], op["replica"], op["part"]))
-    for kind in BACKWARD_KINDS:
-        index, op = rows(kind)
-        mini_batch = shape.update_of(op["stage"], op["micro_batch"])
-        reduced = halves.find(OpKind.ALL_REDUCE, op["stage"], mini_batch, 0, op["part"])
-        found = reduced >= 0
-        pairs.append((index[found], reduced[found]))
-        update = halves.find(OpKind.UPDATE, op["stage"], mini_batch, op["replica"])
-        pairs.append((index[update >= 0], update[update >= 0]))
-    index, op = rows(OpKind.FORWARD_BACKWARD)
-    mini_batch = shape.update_of(op["other_stage"], op["other_micro_batch"])
-    update = halves.find(OpKind.UPDATE, op["other_stage"], mini_batch, op["replica"])
-    pairs.append((index[update >= 0], update[update >= 0]))
+    index, op = rows(*BACKWARD_KINDS, OpKind.FORWARD_BACKWARD)
+    stage, micro_batch, replica = (column[index] for column in halves.backward)
+    mini_batch = shape.update_of(stage, micro_batch)
+    for applied in (
+        halves.find(OpKind.ALL_REDUCE, stage, mini_batch, 0, op["part"]),
+        halves.find(OpKind.UPDATE, stage, mini_batch, replica),
+    ):
+        pairs.append((index[applied >= 0], applied[applied >= 0]))
     index, op = rows(OpKind.ALL_REDUCE)
-    for replica in range(shape.weight_sets):
-        update = halves.find(OpKind.UPDATE, op["stage"], op["micro_batch"], replica)
+    for copy in range(shape.weight_sets):
+        update = halves.find(OpKind.UPDATE, op["stage"], op["micro_batch"], copy)
         pairs.append((index[update >= 0], update[update >= 0]))
-    pairs.extend(_version_edges(ops, halves, order))
+    pairs.extend(_version_edges(ops, halves, order, reader))
     return np.concatenate([pair[0] for pair in pairs]), np.concatenate([pair[1] for pair in pairs])
 
 
-def _version_edges(ops: NDArray[np.void], halves: Halves, order: Rows) -> list[tuple[IntColumn, IntColumn]]:
-    """Order between forwards and the updates of their stage where they stand on different lanes."""
+def _version_edges(
+    ops: NDArray[np.void], halves: Halves, order: Rows, reader: IntColumn
+) -> list[tuple[IntColumn, IntColumn]]:
+    """Order between forwards and the updates of their stage where they stand on different lanes.
+
+    A forward waits for the update it must see; the one it must not see waits for the forward, unless its version is
+    kept. On a device that does not update, pulls take the place of updates; a pull itself stands between two updates.
+    """
     lane = np.full(len(ops), -1, np.int64)
     lane[order.values] = order.owners
-    forward = np.flatnonzero(ops["kind"] == OpKind.FORWARD)
-    op = ops[forward]
-    seen = halves.find(OpKind.UPDATE, op["stage"], op["reads"] - 1, op["replica"])
-    unseen = halves.find(OpKind.UPDATE, op["stage"], op["reads"], op["replica"])
+    forward, pull = (np.flatnonzero(ops["kind"] == kind) for kind in (OpKind.FORWARD, OpKind.PULL))
+
+    def found(kind: OpKind, rows: IntColumn, ahead: int) -> IntColumn:
+        op = ops[rows]
+        return halves.find(kind, op["stage"], op["reads"] + ahead, op["replica"])
+
+    pulled, pulled_next = (found(OpKind.PULL, forward, ahead) for ahead in (0, 1))
+    pulled, pulled_next = (np.where(ops["reads"][pulls] >= 0, pulls, -1) for pulls in (pulled, pulled_next))
+    made, made_next = (found(OpKind.UPDATE, forward, ahead) for ahead in (-1, 0))
+    made_next = np.where(ops["source"][made_next] == ops["source"][forward], made_next, -1)
+    seen, unseen = np.where(pulled >= 0, pulled, made), np.where(pulled_next >= 0, pulled_next, made_next)
     before = (seen >= 0) & (lane[seen] != lane[forward])
-    behind = (unseen >= 0) & (lane[unseen] != lane[forward])
-    return [(seen[before], forward[before]), (forward[behind], unseen[behind])]
+    behind = (unseen >= 0) & (lane[unseen] != lane[forward]) & (reader[forward] == forward)
+    pairs = [(seen[before], forward[before]), (forward[behind], unseen[behind])]
+    seen, unseen = (found(OpKind.UPDATE, pull, ahead) for ahead in (-1, 0))
+    return [*pairs, (seen[seen >= 0], pull[seen >= 0]), (pull[unseen >= 0], unseen[unseen >= 0])]
 
 
 class ScheduleBuilder:

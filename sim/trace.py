@@ -85,8 +85,8 @@ class Trace:
         InvalidSchedule : the trace is of a program whose order obeyed more than the data of training.
         """
         distances = tuple((int(forward), int(backward)) for forward, backward in self.header["distances"])
-        order, weights = list(self.order), self.header["weights"]
-        return assemble(self.shape, self.lanes, self.ops.copy(), order, weights=weights, distances=distances)
+        order, weights, predict = list(self.order), self.header["weights"], self.header["predict"]
+        return assemble(self.shape, self.lanes, self.ops.copy(), order, (), weights, distances, predict)
 
     def save(self, path: Path) -> None:
         """Write the trace; the same trace gives the same bytes."""
@@ -145,7 +145,7 @@ class Trace:
         numbers = (
             ("kind", len(OpKind)),
             ("stage", shape.stages),
-            ("replica", shape.replicas),
+            ("replica", shape.weight_sets),
             ("micro_batch", shape.total),
         )
         devices, ops = len(header["devices"]), len(self.ops)
@@ -190,6 +190,7 @@ _HEADER: dict[str, type | tuple[type, ...]] = {
     "method": str,
     "model": str,
     "weights": str,
+    "predict": str,
     "distances": list,
     "partition": list,
     "devices": list,

@@ -62,8 +62,8 @@ def _training(plan: Plan) -> Iterator[str]:
         yield f"optimizer {plan.training.optimizer} has no kernel here: use sgd or momentum, or backend simulated"
     if plan.training.dtype != "fp32":
         yield f"this backend computes in float64, which does not show {plan.training.dtype}: use fp32"
-    if plan.work.weights == "predict":
-        yield "weights: predict has no kernel here: use weights latest or stash, or backend simulated"
+    if plan.work.weights not in ("latest", "stash"):
+        yield f"weights: {plan.work.weights} has no kernel here: use weights latest or stash, or backend simulated"
 
 
 def _order(schedule: Schedule, binding: Binding) -> Iterator[str]:

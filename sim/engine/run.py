@@ -70,7 +70,7 @@ class Scene:
     def _make_device(self, device: int) -> Station | None:
         node = self._binding.cluster.node(self._binding.devices[device])
         lanes = None if self._compute_lanes is None else self._compute_lanes.get(device, 0)
-        if node.kind == "host" or lanes == 1 or (node.gain and lanes and node.gain >= lanes):
+        if node.kind == "host" or lanes in (0, 1) or (node.gain and lanes and node.gain >= lanes):
             return None  # a host's cores are lanes; one lane, or lanes that do not slow each other, cannot contend
         return Shared(self._core, node.gain) if node.gain else Exclusive(self._core)
 

@@ -28,7 +28,8 @@ class BufferKind(enum.IntEnum):
     """Kinds of buffer; the value is the code in columns.
 
     The first three are resident for the whole run. ``RECEIVED_ACTIVATION`` is the input of a stage from the stage
-    before, ``INPUT_GRADIENT`` what a stage sends back to it, ``OUTPUT_GRADIENT`` what it receives from the stage after.
+    before, ``INPUT_GRADIENT`` what a stage sends back to it, ``OUTPUT_GRADIENT`` what it receives from the stage after,
+    ``PUSHED_GRADIENT`` what a parameter server has received and not yet added.
     """
 
     WEIGHTS = 0
@@ -40,6 +41,7 @@ class BufferKind(enum.IntEnum):
     RECEIVED_ACTIVATION = 6
     INPUT_GRADIENT = 7
     OUTPUT_GRADIENT = 8
+    PUSHED_GRADIENT = 9
 
     @property
     def category(self) -> Category:
@@ -57,6 +59,7 @@ _CATEGORY = {
     BufferKind.RECEIVED_ACTIVATION: Category.COMMUNICATION,
     BufferKind.INPUT_GRADIENT: Category.COMMUNICATION,
     BufferKind.OUTPUT_GRADIENT: Category.COMMUNICATION,
+    BufferKind.PUSHED_GRADIENT: Category.COMMUNICATION,
 }
 
 START, END = 0, 1

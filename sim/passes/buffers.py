@@ -6,10 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.memory.buffers import END, EVENTS, START, BufferKind
-from sim.ops import Lane, OpKind
+from sim.ops import OpKind
 from sim.schedule import BACKWARD_KINDS, FORWARD_KINDS, Halves, IntColumn, Schedule
 
 Events = NDArray[np.void]
+
+GRADIENT_KINDS = (OpKind.BACKWARD, OpKind.BACKWARD_INPUT)
+"""Backwards that compute with weights; a weight gradient needs none."""
 
 
 def apply(schedule: Schedule) -> Events:
@@ -17,16 +20,16 @@ def apply(schedule: Schedule) -> Events:
 
     Activations and the received input of a stage live from forward to the end of the last backward op; the received
     output gradient and the input gradient to send live until the op that uses them ends; a weight version is stashed by
-    the update that supersedes it until its last reader ends; a prediction lives as long as the op that predicts.
+    the update that supersedes it until its last reader ends; a prediction lives until the last op that uses it ends.
     """
     ops = schedule.ops
     forward = np.flatnonzero(np.isin(ops["kind"], FORWARD_KINDS))
-    chunks = [_live(schedule, forward, _released_by(schedule, forward), BufferKind.ACTIVATION)]
+    chunks = [_saved(schedule, forward, forward, BufferKind.ACTIVATION)]
     send = np.flatnonzero(ops["kind"] == OpKind.SEND_ACTIVATION)
     halves = Halves(ops)
     op = ops[send]
     consumer = halves.find(OpKind.FORWARD, op["stage"] + 1, op["micro_batch"], op["replica"], anywhere=True)
-    chunks.append(_live(schedule, send, _released_by(schedule, consumer), BufferKind.RECEIVED_ACTIVATION, consumer))
+    chunks.append(_saved(schedule, send, consumer, BufferKind.RECEIVED_ACTIVATION))
     send = np.flatnonzero(ops["kind"] == OpKind.SEND_GRADIENT)
     op = ops[send]
     consumer = _gradient_of(halves, op["stage"] - 1, op["micro_batch"], op["replica"])
@@ -34,26 +37,70 @@ def apply(schedule: Schedule) -> Events:
     producer = _gradient_of(halves, op["stage"], op["micro_batch"], op["replica"])
     chunks.append(_live(schedule, producer, send, BufferKind.INPUT_GRADIENT, producer))
     chunks.append(_stashes(schedule))
-    predicting = _predicting(schedule)
-    chunks.append(_live(schedule, predicting, predicting, BufferKind.PREDICTED_WEIGHTS))
+    chunks.append(_predictions(schedule))
+    chunks.append(_averages(schedule))
     events = np.concatenate(chunks)
     return events[np.lexsort([-events["sign"], events["when"], events["op"]])]
 
 
-def _predicting(schedule: Schedule) -> IntColumn:
-    """The ops that run on a predicted copy of their weights.
+def _saved(schedule: Schedule, alloc: IntColumn, forward: IntColumn, kind: BufferKind) -> Events:
+    """What each backward needs of its forward; on a device of its own from the transfer that brings it."""
+    op, backward = schedule.ops[forward], _released_by(schedule, forward)
+    sent = Halves(schedule.ops).find(OpKind.SEND_SAVED, op["stage"], op["micro_batch"], op["replica"])
+    away = sent >= 0
+    here = _live(schedule, alloc, np.where(away, sent, backward), kind, forward)
+    return np.concatenate([here, _live(schedule, sent[away], backward[away], kind, backward[away])])
+
+
+def _predictions(schedule: Schedule) -> Events:
+    """Predicted copies of weights: from the op that predicts to the last that computes with the copy.
 
     Where forward and backward have lanes of their own, the backward lane, which also updates, moves the weights ahead
     in place and back, and only the forward beside it needs a copy: one temporary at a time on either time line.
     """
-    ops = schedule.ops
-    chosen = np.zeros(len(ops), bool)
-    for stage, ahead in enumerate(schedule.distances):
-        for kind, distance in zip((OpKind.FORWARD, OpKind.BACKWARD), ahead, strict=True):
-            in_place = kind is OpKind.BACKWARD and Lane(stage, "forward") in schedule.lanes
-            if distance and not in_place:
-                chosen |= (ops["kind"] == kind) & (ops["stage"] == stage)
-    return np.flatnonzero(chosen)
+    ops, halves = schedule.ops, Halves(schedule.ops)
+    first = _predicting(schedule, FORWARD_KINDS[:1], 0)
+    last = _released_by(schedule, first) if schedule.predict == "pipeoptim" else first
+    if schedule.predict != "pipeoptim":
+        backward = _predicting(schedule, GRADIENT_KINDS, 1)
+        backward = backward[~_in_place(schedule, backward)]
+        first = last = np.concatenate([first, backward])
+    if schedule.predict == "xpipe":
+        count = schedule.shape.micro_batches
+        first = first[ops["micro_batch"][first] % count == 0]
+        op = ops[first]
+        last = halves.find(op["kind"], op["stage"], op["micro_batch"] + count - 1, op["replica"])
+    return _live(schedule, first, last, BufferKind.PREDICTED_WEIGHTS)
+
+
+def _predicting(schedule: Schedule, kinds: tuple[OpKind, ...], side: int) -> IntColumn:
+    """The forwards (side 0) or backwards (1) of stages that predict."""
+    stages = [stage for stage, ahead in enumerate(schedule.distances) if ahead[side]]
+    return np.flatnonzero(np.isin(schedule.ops["kind"], kinds) & np.isin(schedule.ops["stage"], stages))
+
+
+def _in_place(schedule: Schedule, backward: IntColumn) -> NDArray[np.bool_]:
+    """Whether a backward runs on another lane than its forward."""
+    lane, op = np.full(len(schedule), -1), schedule.ops[backward]
+    lane[schedule.order.values] = schedule.order.owners
+    forward = Halves(schedule.ops).find(OpKind.FORWARD, op["stage"], op["micro_batch"], op["replica"])
+    return lane[forward] != lane[backward]
+
+
+def _averages(schedule: Schedule) -> Events:
+    """PipeMare's average of updates: one more buffer of the size of the weights, number −1, all along."""
+    if schedule.predict != "pipemare":
+        return np.empty(0, EVENTS)
+    ops, updates = schedule.ops, schedule.ops["kind"] == OpKind.UPDATE
+    first, last = list[int](), list[int]()
+    for stage in (stage for stage, (_, back) in enumerate(schedule.distances) if back):
+        for row in schedule.order:
+            mine = row[ops["stage"][row] == stage]
+            if updates[mine].any():
+                first, last = [*first, int(mine[0])], [*last, int(mine[-1])]
+    events = _live(schedule, np.array(first), np.array(last), BufferKind.PREDICTED_WEIGHTS)
+    events["number"] = -1
+    return events
 
 
 def _gradient_of(halves: Halves, stage: IntColumn, micro_batch: IntColumn, replica: IntColumn) -> IntColumn:
@@ -90,6 +137,8 @@ def _stashes(schedule: Schedule) -> Events:
     updates = np.flatnonzero(ops["kind"] == OpKind.UPDATE)
     last_reader = np.full(len(ops), -1, np.int64)
     readers = np.flatnonzero(np.isin(ops["kind"], BACKWARD_KINDS) & (ops["reads"] >= 0))
+    if schedule.predict == "pipeoptim":
+        readers = np.setdiff1d(readers, _predicting(schedule, BACKWARD_KINDS, 0))  # they keep their forward's prediction
     op = ops[readers]
     superseding = Halves(ops).find(OpKind.UPDATE, op["stage"], op["reads"], op["replica"])
     by_place = np.argsort(place[readers], kind="stable")

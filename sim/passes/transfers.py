@@ -13,38 +13,44 @@ from sim.schedule import FORWARD_KINDS, OPS, Halves, IntColumn, Schedule, assemb
 
 
 def apply(schedule: Schedule, holds_lanes: Callable[[int, int], bool]) -> Schedule:
-    """The schedule with its sends.
+    """The schedule with its sends, and pulls of weights to devices that run forwards and do not update.
 
     A transfer is one op that holds the send lane of one device and the receive lane of the other (a channel), or no
     lane where ``holds_lanes(source, target)`` is false: a pure delay. A channel carries its transfers in the order in
     which a unit-slot run makes them ready: one order that fits all data dependencies, so channels cannot deadlock.
     """
-    activations, activation_ready = _sends(schedule, OpKind.SEND_ACTIVATION, +1)
-    gradients, gradient_ready = _sends(schedule, OpKind.SEND_GRADIENT, -1)
-    sends = np.concatenate([activations, gradients])
-    if not len(sends):
+    found = _sends(schedule, OpKind.SEND_ACTIVATION, +1), _sends(schedule, OpKind.SEND_GRADIENT, -1)
+    moves, producer = (
+        np.concatenate(columns) for columns in zip(*found, _saved(schedule), _pulls(schedule), strict=True)
+    )
+    if not len(moves):
         return schedule
-    ready = np.concatenate([activation_ready, gradient_ready])
-    by_time = np.lexsort([sends["stage"], sends["micro_batch"], ready])
+    _, end = unit_slots(schedule)
+    by_time = np.lexsort([moves["stage"], moves["micro_batch"], end[producer]])
     channels: dict[Lane, list[int]] = {}
     for place in by_time:
-        source, target = int(sends["source"][place]), int(sends["target"][place])
+        source, target = int(moves["source"][place]), int(moves["target"][place])
         if holds_lanes(source, target):
             for lane in (Lane(source, f"send>{target}"), Lane(target, f"recv<{source}")):
                 channels.setdefault(lane, []).append(len(schedule) + int(place))
     return assemble(
         schedule.shape,
         [*schedule.lanes, *channels],
-        np.concatenate([schedule.ops, sends]),
+        np.concatenate([schedule.ops, moves]),
         [*schedule.order, *channels.values()],
         schedule.extra,
         schedule.weights,
         schedule.distances,
+        schedule.predict,
     )
 
 
-def _sends(schedule: Schedule, kind: OpKind, step: int) -> tuple[NDArray[np.void], IntColumn]:
-    """Transfers from every stage to the stage ``step`` further, and the slot at which each is ready."""
+Moves = tuple[NDArray[np.void], IntColumn]
+"""Transfers (dtype `OPS`), and the op that makes what each carries."""
+
+
+def _sends(schedule: Schedule, kind: OpKind, step: int) -> Moves:
+    """Transfers from every stage to the stage ``step`` further."""
     ops = schedule.ops
     forward = step > 0
     kinds = FORWARD_KINDS if forward else (OpKind.BACKWARD, OpKind.BACKWARD_INPUT, OpKind.FORWARD_BACKWARD)
@@ -57,15 +63,50 @@ def _sends(schedule: Schedule, kind: OpKind, step: int) -> tuple[NDArray[np.void
     wanted = (OpKind.FORWARD,) if forward else (OpKind.BACKWARD, OpKind.BACKWARD_INPUT)
     found = [halves.find(want, stage + step, micro_batch, replica, anywhere=True) for want in wanted]
     consumer = np.maximum.reduce(found)
-    crosses = (consumer >= 0) & (ops["source"][consumer] != ops["source"][producer])
-    crosses &= halves.find(kind, stage, micro_batch, replica) < 0
-    sends = np.zeros(int(crosses.sum()), OPS)
-    for name, column in (("stage", stage), ("micro_batch", micro_batch), ("replica", replica)):
-        sends[name] = column[crosses]
-    for name in ("part", "other_stage", "other_micro_batch", "reads", "writes"):
-        sends[name] = -1
-    sends["kind"] = kind
-    sends["source"] = ops["source"][producer[crosses]]
-    sends["target"] = ops["source"][consumer[crosses]]
-    _, end = unit_slots(schedule)
-    return sends, end[producer[crosses]]
+    return _moves(schedule, halves, kind, (stage, micro_batch, replica), producer, consumer)
+
+
+def _saved(schedule: Schedule) -> Moves:
+    """What a forward saves, to the device of its backward."""
+    ops, halves = schedule.ops, Halves(schedule.ops)
+    producer = np.flatnonzero(ops["kind"] == OpKind.FORWARD)
+    name = tuple(ops[column][producer] for column in ("stage", "micro_batch", "replica"))
+    consumer = np.maximum(halves.find(OpKind.BACKWARD, *name), halves.find(OpKind.BACKWARD_INPUT, *name))
+    return _moves(schedule, halves, OpKind.SEND_SAVED, name, producer, consumer)
+
+
+def _pulls(schedule: Schedule) -> Moves:
+    """Each version of a stage's weights that is read on another device than the one that made it."""
+    ops, halves = schedule.ops, Halves(schedule.ops)
+    reader = np.flatnonzero(ops["kind"] == OpKind.FORWARD)
+    op = ops[reader]
+    update = halves.find(OpKind.UPDATE, op["stage"], op["reads"] - 1, op["replica"])
+    away = (update >= 0) & (ops["source"][update] != op["source"])
+    update, first = np.unique(update[away], return_index=True)
+    reader = reader[away][first]
+    name = tuple(ops[column][reader] for column in ("stage", "reads", "replica"))
+    moves, producer = _moves(schedule, halves, OpKind.PULL, name, update, reader)
+    moves["reads"] = moves["micro_batch"]
+    return moves, producer
+
+
+def _moves(
+    schedule: Schedule,
+    halves: Halves,
+    kind: OpKind,
+    name: tuple[IntColumn, ...],
+    producer: IntColumn,
+    consumer: IntColumn,
+) -> Moves:
+    """A transfer from each producer to its consumer (−1: none), where that is on another device and not there yet."""
+    source, target = schedule.ops["source"][producer], schedule.ops["source"][consumer]
+    crosses = (consumer >= 0) & (source != target) & (halves.find(kind, *name) < 0)
+    moves = np.zeros(int(crosses.sum()), OPS)
+    for column in ("part", "other_stage", "other_micro_batch", "reads", "writes"):
+        moves[column] = -1
+    for column, values in zip(
+        ("stage", "micro_batch", "replica", "source", "target"), (*name, source, target), strict=True
+    ):
+        moves[column] = values[crosses]
+    moves["kind"] = kind
+    return moves, producer[crosses]

@@ -20,17 +20,22 @@ def plan(
     mini_batches: int = 0,
     timeline: Literal["concurrent", "alternating"] = "concurrent",
 ) -> Schedule:
-    """``concurrent``: a forward lane and a backward lane per GPU. ``alternating``: the order of asynchronous 1F1B.
-
-    Without an admission rule the concurrent time line would let micro-batches pile up wherever backward is slower
-    than forward. Rule: F(k, j) also waits for B(k, j − 2(N − k)) and reads exactly the updates done by then.
-    """
+    """``concurrent``: a forward lane and a backward lane per GPU. ``alternating``: the order of asynchronous 1F1B."""
     if timeline == "alternating":
         return pipedream.plan(stages, micro_batches, mini_batches)
+    return side_by_side(stages, micro_batches, mini_batches, backward_on=range(stages))
+
+
+def side_by_side(stages: int, micro_batches: int, mini_batches: int, backward_on: range) -> Schedule:
+    """Forwards of stage k on device k, its backwards and updates beside them on a lane of device ``backward_on[k]``.
+
+    Without an admission rule micro-batches would pile up wherever backward is slower than forward. Rule: F(k, j) also
+    waits for B(k, j − 2(N − k)) and reads exactly the updates done by then.
+    """
     mini_batches = mini_batches or 16 * stages
     builder = ScheduleBuilder(Shape(stages, micro_batches, mini_batches))
     for stage in range(stages):
-        forward, backward = builder.lane(stage, "forward"), builder.lane(stage, "backward")
+        forward, backward = builder.lane(stage, "forward"), builder.lane(backward_on[stage], "backward")
         in_flight = 2 * (stages - stage)
         for micro_batch in range(micro_batches * mini_batches):
             admitted_by = micro_batch - in_flight

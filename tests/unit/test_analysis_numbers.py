@@ -93,6 +93,7 @@ def by_hand(
         "hosts": [],
         "links": [{"name": name, "kind": kind, "bytes_per_s": rate} for name, kind, rate in links],
         "weights": "latest",
+        "predict": "",
         "samples": 1.0,
     }
     return Trace(

@@ -144,7 +144,7 @@ BAD: dict[str, Bad] = {
         None,
     ),
     "reserved section": ("seed: 7", "jitter: {lognormal: 0.1}", 30, "jitter", "reserved: not in this version", None),
-    "reserved key": ("weights: latest", "replicas: [3, 1]", 26, "schedule.replicas", "reserved: not in this", None),
+    "too many replicas": ("weights: latest", "replicas: [3, 1]", 26, "schedule.replicas", "4 GPUs on 2 devices", None),
     "later allocator": ("counting", "caching", 28, "memory.allocator", "expected counting", None),
     "unknown backend": ("simulated", "simulate", 29, "backend", "expected one of simulated", "'simulated'"),
     "name with a slash": ("name: example", "name: ../x", 1, "name", "without slashes", None),

@@ -196,6 +196,23 @@ def test_a_view_takes_no_time_and_what_nothing_trains_before_wants_no_gradient()
     assert (second.backward_input_s, second.backward_weight_s) == (second.forward_s, second.forward_s)
 
 
+@pytest.mark.parametrize(
+    ("layer", "shape", "moved"),
+    [
+        ({"batch_norm": None}, (3, 2, 2), 3 * 12 + 2 * 3),  # read for the statistics, read again, written
+        ({"layer_norm": None}, (4, 3), 2 * 12 + 2 * 3),
+        ({"dropout": 0.5}, (12,), 2 * 12),
+        ({"position_embedding": "in_place"}, (4, 3), 2 * 12 + 12),
+        ({"global_avg_pool": None}, (4, 3), 12 + 3),
+        ({"block": {"branches": [[], []], "join": "add"}}, (4, 3), 3 * 12),
+        ({"block": {"branches": [[], []], "join": "concat"}}, (4, 3), 4 * 12),
+    ],
+)
+def test_what_only_moves_memory_takes_its_moves(layer: Any, shape: tuple[int, ...], moved: int) -> None:
+    (timed,) = profile(layer, shape=shape).layers
+    assert timed.forward_s == moved
+
+
 def test_an_embedding_reads_rows_and_writes_the_gradient_of_all() -> None:
     (layer,) = profile({"embedding": {"words": 1000, "out": 3}}, shape=(7,)).layers
     assert (layer.forward_s, layer.backward_input_s) == (7 + 2 * 7 * 3, 0)
@@ -319,6 +336,9 @@ def test_a_bad_layer_is_named(layer: Any, path: str, message: str) -> None:
         ({"batch_norm": None}, (5, 6), "an image or a vector, 5x6 reaches it"),
         ({"self_attention": {"heads": 4}}, (5, 6), "6 features do not split into 4 heads"),
         ({"position_embedding": None}, (64,), "positions x features, 64 reaches it"),
+        ({"layer_norm": None}, (3, 8, 8), "a vector or positions x features, 3x8x8 reaches it"),
+        ({"block": {"branches": [[], [{"global_avg_pool": None}]], "join": "add"}}, (5, 6), "they end in 5x6, 6"),
+        ({"block": {"branches": [[], [{"global_avg_pool": None}]], "join": "concat"}}, (5, 6), "they end in 5x6, 6"),
     ],
 )
 def test_a_layer_refuses_a_shape_it_cannot_take(layer: Any, shape: tuple[int, ...], message: str) -> None:

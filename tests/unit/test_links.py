@@ -131,6 +131,16 @@ def test_routes_have_the_fewest_links_and_cost_the_sum_of_latencies_and_the_leas
         Cluster("square", (*nodes, Node("x", "gpu")), links).route("c", "x")
 
 
+def test_links_between_all_are_made_where_they_are_used() -> None:
+    cluster = Cluster(
+        "mesh", tuple(Node(name, "gpu") for name in "abc"), [], between_all=Link("", "", "", "fifo", 1.0, 2.0)
+    )
+    assert cluster.route("b", "b") == ()
+    assert cluster.route("a", "c") == cluster.route("a", "c") == (0,)
+    assert cluster.route("c", "a") == (1,)
+    assert cluster.links == [Link("a>c", "a", "c", "fifo", 1.0, 2.0), Link("c>a", "c", "a", "fifo", 1.0, 2.0)]
+
+
 def test_a_route_over_both_kinds_of_sharing_is_refused(compose: Any) -> None:
     nodes = (Node("gpu0", "gpu"), Node("switch", "switch"), Node("gpu1", "gpu"))
     links = [Link("up", "gpu0", "switch", "fifo", 0.0, 1.0), Link("down", "switch", "gpu1", "fair_share", 0.0, 1.0)]

@@ -141,6 +141,17 @@ def test_a_step_of_data_parallelism_by_ring(simulate: Any, mesh: Any, kind: Link
         assert trace.makespan_s == pytest.approx(3 * (3.0 + reduce_s), rel=1e-12)
 
 
+@pytest.mark.parametrize(("kind", "sharing"), [("latency", 1), ("in_order", 1), ("fifo", 2), ("fair_share", 2)])
+def test_hops_of_a_ring_that_cross_one_link_share_it(simulate: Any, kind: LinkKind, sharing: int) -> None:
+    """gpu0 and gpu2 here, gpu1 and gpu3 there: two hops each way over the slow link between the two switches."""
+    nodes = (*(Node(f"gpu{k}", "gpu") for k in range(4)), Node("switch0", "switch"), Node("switch1", "switch"))
+    pairs = [*((f"gpu{k}", f"switch{k % 2}", 8.0) for k in range(4)), ("switch0", "switch1", 2.0)]
+    both_ways = [(a, b, rate) for pair in pairs for a, b, rate in (pair, (pair[1], pair[0], pair[2]))]
+    cluster = Cluster("two roots", nodes, [Link(f"{a}>{b}", a, b, kind, 0.5, rate) for a, b, rate in both_ways])
+    trace = simulate(data_parallel.plan(4), cluster, [layer(1.0, 2.0, 8.0)])
+    assert trace.makespan_s == 3.0 + 6 * 1.5 + 1.5 * 8.0 * sharing / 2.0
+
+
 @given(
     times=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9), st.integers(0, 40)), min_size=3, max_size=12),
     buckets=st.integers(1, 3),
@@ -329,7 +340,9 @@ def test_realised_distances_depend_on_durations(
 ) -> None:
     schedule = pipedream.plan(4)
     trace = simulate(schedule, layers=[layer(forward_s, backward_s)])
-    assert distances_at(trace.as_schedule(), trace.start_s, trace.end_s) == tuple(zip(forward, backward, strict=True))
+    assert distances_at(trace.shape, trace.ops, trace.start_s, trace.end_s) == tuple(
+        zip(forward, backward, strict=True)
+    )
 
 
 def test_weights_that_are_predicted_need_distances() -> None:

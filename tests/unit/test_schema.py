@@ -246,7 +246,7 @@ def test_a_set_that_no_point_feels_is_refused() -> None:
 def plan(
     stages: int,
     micro_batches: int,
-    replicas: int = 1,
+    gpus: int = 1,
     timeline: Literal["concurrent", "alternating"] = "concurrent",
     sizes: tuple[int, ...] = (),
     jitter: float = 0.0,
