@@ -77,7 +77,7 @@ def compute(trace: Trace, used: Usage | None = None) -> Breakdown:
 def _times(used: Usage, device: int) -> DeviceTime:
     trace, ops = used.trace, used.compute[device]
     busy_s = used.computing(device).length_s
-    compute_s, communication_s, idle_s = _parts(trace.makespan_s, busy_s, used.active(device).length_s - busy_s)
+    compute_s, communication_s, idle_s = parts(trace.makespan_s, busy_s, used.active(device).length_s - busy_s)
     return DeviceTime(
         name=used.name(device),
         compute_s=compute_s,
@@ -87,7 +87,7 @@ def _times(used: Usage, device: int) -> DeviceTime:
     )
 
 
-def _parts(whole_s: float, compute_s: float, communication_s: float) -> tuple[float, float, float]:
+def parts(whole_s: float, compute_s: float, communication_s: float) -> tuple[float, float, float]:
     """Compute, communication and the rest, none negative, that add up to the whole in spite of rounding."""
     compute_s = min(compute_s, whole_s)
     communication_s = min(max(communication_s, 0.0), whole_s - compute_s)

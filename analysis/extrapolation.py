@@ -87,6 +87,9 @@ def extend(short: Run, long: Run, found: Repetition, units: int) -> Result:
     growth = _Growth(short, long, found, (units - found.units) // found.period)
     _refuse_phases(growth)
     result: Result = _grown(growth, "", short.result, long.result)
+    for device in (*result["devices"], *result["hosts"]):
+        busy = breakdown.parts(result["makespan_s"], device["compute_s"], device["communication_s"])
+        device |= dict(zip(("compute_s", "communication_s", "idle_s"), busy, strict=True))
     result |= _rates(growth, result["makespan_s"])
     result["why"] = why.phrase(_evidence(growth))
     result["bubble"] = asdict(_bubble(growth, result))

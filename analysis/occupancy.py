@@ -19,27 +19,29 @@ from sim.weights import reader_of
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """The most at any one time, per device of the plan; ``stage_in_flight`` per stage.
+    """The most at any one time, per device of the plan; those of ``stage_`` per stage, all its replicas together.
 
     ``in_flight``: micro-batches whose forward has started and whose backward has not ended. ``weight_copies``: versions
-    of a stage that live at once, the current one included. ``predicted_copies``: predicted weights and what predictions
-    are made of, apart from these.
+    of a stage that live at once, the current one included; of the stage with the most, where a device holds several.
+    ``predicted_copies``: predicted weights and what predictions are made of, apart from these.
     """
 
     in_flight: tuple[int, ...]
     stage_in_flight: tuple[int, ...]
     weight_copies: tuple[int, ...]
+    stage_weight_copies: tuple[int, ...]
     predicted_copies: tuple[int, ...]
 
 
 def compute(trace: Trace, measured: Staleness | None = None) -> Occupancy:
     """The occupancy of a run. ``measured`` saves measuring the versions again."""
     measured = measured or staleness.compute(trace)
-    in_flight = _in_flight(trace)
+    in_flight, copies = _in_flight(trace), _weight_copies(trace, measured.version)
     return Occupancy(
         in_flight=in_flight["source"],
         stage_in_flight=in_flight["stage"],
-        weight_copies=_weight_copies(trace, measured.version),
+        weight_copies=_tuple(copies.max(axis=1)),
+        stage_weight_copies=_tuple(copies.sum(axis=0)),
         predicted_copies=_predicted_copies(trace),
     )
 
@@ -48,14 +50,9 @@ def _in_flight(trace: Trace) -> dict[str, tuple[int, ...]]:
     ops, halves = trace.ops, Halves(trace.ops)
     forward = np.flatnonzero(np.isin(ops["kind"], FORWARD_KINDS))
     until_s = trace.end_s.copy()
-    for kinds, stage, micro_batch in (
-        (BACKWARD_KINDS, "stage", "micro_batch"),
-        ((OpKind.FORWARD_BACKWARD,), "other_stage", "other_micro_batch"),
-    ):
-        backward = np.flatnonzero(np.isin(ops["kind"], kinds))
-        op = ops[backward]
-        started = halves.find(OpKind.FORWARD, op[stage], op[micro_batch], op["replica"])
-        np.maximum.at(until_s, started[started >= 0], trace.end_s[backward[started >= 0]])
+    backward = np.flatnonzero(np.isin(ops["kind"], (*BACKWARD_KINDS, OpKind.FORWARD_BACKWARD)))
+    started = halves.find(OpKind.FORWARD, *halves.backward_of(backward))
+    np.maximum.at(until_s, started[started >= 0], trace.end_s[backward[started >= 0]])
     sizes = {"source": len(trace.header["devices"]), "stage": trace.shape.stages}
     return {
         column: _tuple(most_at_once(ops[column][forward], trace.start_s[forward], until_s[forward], size))
@@ -63,10 +60,10 @@ def _in_flight(trace: Trace) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _weight_copies(trace: Trace, version: IntColumn) -> tuple[int, ...]:
-    """A version lives from the end of its update until it is superseded and its last reader on the device has ended.
+def _weight_copies(trace: Trace, version: IntColumn) -> IntColumn:
+    """The versions of each stage that live at once on each device: [devices, stages].
 
-    A device that holds several stages counts the stage with the most.
+    A version lives from the end of its update until it is superseded and its last reader on the device has ended.
     """
     ops, stages = trace.ops, trace.shape.stages
     place = ops["source"].astype(np.int64) * stages + np.maximum(ops["stage"], 0)  # a copy of weights
@@ -84,8 +81,7 @@ def _weight_copies(trace: Trace, version: IntColumn) -> tuple[int, ...]:
     here = version[readers] <= held[place[readers]]  # a worker of a parameter server reads versions made elsewhere
     np.maximum.at(dead_s, (first[place[readers]] + version[readers])[here], trace.end_s[readers[here]])
     owner = np.repeat(np.arange(places), np.diff(first))
-    most = most_at_once(owner, born_s, dead_s, places).reshape(-1, stages)
-    return _tuple(most.max(axis=1))
+    return most_at_once(owner, born_s, dead_s, places).reshape(-1, stages)
 
 
 def _on_copies(trace: Trace) -> NDArray[np.bool_]:
@@ -94,8 +90,8 @@ def _on_copies(trace: Trace) -> NDArray[np.bool_]:
     if header["weights"] != "predict":
         return np.zeros(len(ops), bool)
     reader = reader_of(trace.shape, ops, Halves(ops), header["weights"], header["predict"])
-    predicted = np.array(header["distances"]).any(axis=1)[ops["stage"]]
-    return (reader != np.arange(len(ops))) & predicted
+    predicting = [stage for stage, ahead in enumerate(header["distances"]) if any(ahead)]
+    return np.not_equal(reader, np.arange(len(ops))) & np.isin(ops["stage"], predicting)
 
 
 def _predicted_copies(trace: Trace) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from sim.plan import Plan
 from sim.planners import PLANNERS
 from sim.program import Program
 from sim.schedule import Schedule, Shape
+from sim.stage_costs import StageCosts
 from sim.training import Optimizer, Predict, Training, Weights
 
 OF_EVERY_SCHEDULE = ("weights", "predict")
@@ -70,11 +71,14 @@ def _compose(scenario: Scenario, document: Document, instead: Mapping[str, int])
             samples=samples,
             capacity_bytes=None if capacity is None else round(capacity),
             update_s=(uniform.update or 0.0) if uniform else None,
+            pair_s=uniform.forward_backward if uniform else None,
             buckets=int(keys.get("buckets", 1)),
             server=work.server if isinstance(work, Program) else None,
             provenance=_provenance(profile, cluster, training) | recorded,
         ),
     )
+    if "costs" in _parameters(scenario):
+        work = PLANNERS[scenario.schedule.method](**keys, costs=StageCosts.of(work, binding))
     events = None
     if isinstance(work, Schedule):
         work = schedule_csv.without_lanes(_weigh(scenario, work, keys), binding.holds_lanes)
@@ -88,10 +92,15 @@ def _compose(scenario: Scenario, document: Document, instead: Mapping[str, int])
 def planner_keys(scenario: Scenario, cluster: Cluster) -> dict[str, Any]:
     """The arguments of the scenario's planner; ``gpus`` are the cluster's."""
     keys = {key: value for key, value in scenario.schedule.given.items() if key not in OF_EVERY_SCHEDULE}
-    name = scenario.schedule.name
-    if name is not None and "gpus" in inspect.signature(PLANNERS[name]).parameters:
+    if "gpus" in _parameters(scenario):
         keys["gpus"] = len(cluster.gpus)
     return keys
+
+
+def _parameters(scenario: Scenario) -> Mapping[str, inspect.Parameter]:
+    """What the scenario's planner, if it has one, wants to know."""
+    name = scenario.schedule.name
+    return inspect.signature(PLANNERS[name]).parameters if name is not None else {}
 
 
 def _work(scenario: Scenario, document: Document, keys: Mapping[str, Any]) -> tuple[Schedule | Program, dict[str, Any]]:
@@ -172,7 +181,9 @@ def _weigh(scenario: Scenario, schedule: Schedule, keys: Mapping[str, Any]) -> S
     assert isinstance(long, Schedule)
     distances = weight_versions.prediction_distances(long, predict)
     if not any(any(ahead) for ahead in distances):
-        reason = f"most micro-batches of every stage have a distance of 0: use fewer than {schedule.shape.micro_batches}"
+        reason = (
+            f"most micro-batches of every stage have a distance of 0: use fewer than {schedule.shape.micro_batches}"
+        )
         raise UnsupportedPlan(f"schedule.weights: 'predict' by {predict} has no influence: {reason}")
     return weight_versions.apply(schedule, weights, distances, predict)
 

@@ -32,8 +32,8 @@ Planners = Mapping[str, Callable[..., object]]
 
 _OF_EVERY_SCHEDULE = ("weights", "predict")
 _OF_EVERY_FILE = ("csv", "dialect", "mini_batches", *_OF_EVERY_SCHEDULE)
-_OF_THE_CLUSTER = ("gpus",)
-"""What a planner is told of the cluster: no keys of a schedule."""
+_NOT_WRITTEN = ("gpus", "costs")
+"""What a planner is told of the cluster and of the model on it: no keys of a schedule."""
 _FOR_EVERY_OP = ("lognormal", "uniform")
 _FOR_SOME_OPS = ("compute", "communication")
 
@@ -76,7 +76,8 @@ def _count(section: Mapping[str, Any], key: str) -> int | None:
 
 
 def _counts(schedule: Mapping[str, Any]) -> dict[str, int]:
-    return {key: _count(schedule, key) or 1 for key in ("stages", "micro_batches", "mini_batches")}
+    several = [key for key in ("chunks",) if key in schedule]
+    return {key: _count(schedule, key) or 1 for key in ("stages", *several, "micro_batches", "mini_batches")}
 
 
 def _sizes(schedule: Mapping[str, Any]) -> Iterator[Wrong]:
@@ -112,7 +113,7 @@ def _stages(
         return
     if any(after <= before for before, after in itertools.pairwise(cuts)):
         yield Wrong(("partition", "cuts"), f"cuts must increase, got {cuts}")
-    if stages and len(cuts) + 1 != stages:
+    if stages and (len(cuts) + 1) % stages:  # a GPU may hold several
         yield Wrong(("partition", "cuts"), f"{len(cuts)} cuts make {len(cuts) + 1} stages, schedule.stages is {stages}")
     if layers and cuts and max(cuts) >= layers:
         yield Wrong(
@@ -265,7 +266,7 @@ def _random(data: Mapping[str, Any]) -> Iterator[Wrong]:
     if isinstance(jitter, dict) and jitter.keys() <= {*_FOR_EVERY_OP, *_FOR_SOME_OPS}:
         every, some = ([key for key in group if key in jitter] for group in (_FOR_EVERY_OP, _FOR_SOME_OPS))
         if len(every) > 1 or bool(every) == bool(some):
-            choices = f"{' or '.join(_FOR_EVERY_OP)} for every op, or {' and '.join(_FOR_SOME_OPS)} for each"
+            choices = "lognormal or uniform for every op, or one of them under compute, communication or both"
             yield Wrong(("jitter",), f"expected {choices}; got {' and '.join(every + some) or 'none'}")
     forwards = math.prod(_counts(_mapping(data.get("schedule"))).values()) * (_count(data, "samples") or 1)
     if "samples" in data and forwards > MAX_SAMPLED_FORWARDS:
@@ -303,7 +304,7 @@ def _planner(name: str, schedule: Mapping[str, Any], planners: Planners) -> Iter
 
 def wrong_schedule_keys(name: str, keys: Mapping[str, Any], signature: inspect.Signature) -> Iterator[Wrong]:
     """What is wrong with the keys of a schedule, given the signature of its planner with annotations evaluated."""
-    known = {key: parameter for key, parameter in signature.parameters.items() if key not in _OF_THE_CLUSTER}
+    known = {key: parameter for key, parameter in signature.parameters.items() if key not in _NOT_WRITTEN}
     for key, value in keys.items():
         path: KeyPath = ("schedule", key)
         if key in known:

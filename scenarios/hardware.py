@@ -54,8 +54,8 @@ def _preset(section: ClusterSection) -> Cluster:
 
 def _equal_devices(section: ClusterSection, count: int) -> Cluster:
     """N equal GPUs (and a host), each pair joined by links of its own."""
-    gpu = ClusterNode(name="gpu", kind="gpu", device=section.device, concurrency=section.concurrency)
-    nodes = [_node(gpu.model_copy(update={"name": f"gpu{index}"}), None, None) for index in range(count)]
+    gpus = (ClusterNode(name=f"gpu{index}", kind="gpu") for index in range(count))
+    nodes = [_node(gpu, section.device, section.concurrency) for gpu in gpus]
     if section.host is not None:
         nodes.append(Node("host", "host", device_spec(section.host)))
     link = section.link or LinkSettings(kind="latency")

@@ -90,13 +90,22 @@ def _layer(section: LayerSection) -> Layer:
         saved_bytes=section.output if section.saved is None else section.saved,
         parameter_bytes=section.parameters,
         flops=section.flops or 0.0,
+        saved_for_weight_bytes=section.saved_for_weight,
     )
 
 
 def _uniform_layer(section: Uniform) -> Layer:
     input_s, weight_s = _backward(section)
-    size = section.activation
-    return Layer("stage", section.forward, input_s, weight_s, size, size, section.parameters)
+    return Layer(
+        name="stage",
+        forward_s=section.forward,
+        backward_input_s=input_s,
+        backward_weight_s=weight_s,
+        output_bytes=section.activation,
+        saved_bytes=section.activation if section.saved is None else section.saved,
+        parameter_bytes=section.parameters,
+        saved_for_weight_bytes=section.saved_for_weight,
+    )
 
 
 def _backward(section: LayerSection | Uniform) -> tuple[float, float]:

@@ -85,19 +85,27 @@ class Layer(Section):
     backward_weight: Seconds | None = None
     output: Bytes = Field(description="the size of what it passes on")
     saved: Bytes | None = None
+    saved_for_weight: Bytes | None = None
     parameters: Bytes = Field(description="the size of its parameters")
     flops: Flops | None = None
 
 
 class Uniform(Section):
-    """What every stage does for one micro-batch."""
+    """What every stage does for one micro-batch. ``forward_backward``: a fused pair, where its time was measured.
+
+    ``saved``: what it keeps for backward, its activation unless given; ``saved_for_weight``: what of that the weight
+    gradient still needs after the input gradient, all of it unless given.
+    """
 
     one_of = ALTERNATIVES["uniform"]
     forward: Seconds = Field(description="the time of the forward pass of a stage for one micro-batch")
     backward: Seconds | None = None
     backward_input: Seconds | None = None
     backward_weight: Seconds | None = None
+    forward_backward: Seconds | None = None
     activation: Bytes = Field(description="the size of what a stage passes on for one micro-batch")
+    saved: Bytes | None = None
+    saved_for_weight: Bytes | None = None
     parameters: Bytes = Field(description="the size of the parameters of a stage")
     update: Seconds | None = None
 

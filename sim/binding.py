@@ -117,7 +117,8 @@ class Figures(NamedTuple):
     """What `bind` needs to know.
 
     ``profile`` is the model at the micro-batch of one replica; ``samples`` the whole mini-batch; ``update_s`` replaces
-    the update time that follows from memory bandwidth; ``server`` is the device of the parameter server, if any.
+    the update time that follows from memory bandwidth; ``pair_s`` is the time of a fused forward and backward where it
+    was measured (else: one after the other); ``server`` is the device of the parameter server, if any.
     """
 
     profile: ModelProfile
@@ -128,6 +129,7 @@ class Figures(NamedTuple):
     samples: float
     capacity_bytes: int | None = None
     update_s: float | None = None
+    pair_s: float | None = None
     buckets: int = 1
     server: int | None = None
     provenance: Mapping[str, Any] = {}
@@ -197,6 +199,8 @@ def _bind_stage(
     seconds[Cost(OpKind.BACKWARD, stage)] = total(layers, "backward_s")
     seconds[Cost(OpKind.BACKWARD_INPUT, stage)] = total(layers, "backward_input_s")
     seconds[Cost(OpKind.BACKWARD_WEIGHT, stage)] = total(layers, "backward_weight_s")
+    if figures.pair_s is not None:
+        seconds[Cost(OpKind.FORWARD_BACKWARD, stage)] = figures.pair_s
     seconds[Cost(OpKind.UPDATE, stage)] = _update_s(figures, device, parameters)
     payload[Cost(OpKind.SEND_ACTIVATION, stage)] = leaving
     payload[Cost(OpKind.SEND_GRADIENT, stage)] = arriving
@@ -210,6 +214,7 @@ def _bind_stage(
             payload[Cost(OpKind.ALL_REDUCE, stage, part)] = figures.training.weight_bytes * count
     sizes = {
         BufferKind.ACTIVATION: total(layers, "saved_bytes"),
+        BufferKind.WEIGHT_STATE: total(layers, "weight_state_bytes"),
         BufferKind.STASHED_WEIGHTS: weight_bytes,
         BufferKind.PREDICTED_WEIGHTS: weight_bytes,
         BufferKind.RECEIVED_ACTIVATION: arriving,

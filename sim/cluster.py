@@ -6,10 +6,9 @@ takes the sum of the latencies plus its bytes over the least bandwidth.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import networkx as nx
 
@@ -113,11 +112,15 @@ class Cluster:
         return (len(self.links) - 1,)
 
     def _find_route(self, source: str, target: str) -> tuple[int, ...]:
-        try:
-            path = nx.shortest_path(self._graph, source, target)
-        except nx.NetworkXNoPath:
-            raise UnsupportedPlan(f"cluster '{self.name}' has no route from '{source}' to '{target}'") from None
-        route = tuple(self._graph.edges[a, b]["link"] for a, b in itertools.pairwise(path))
+        left = nx.single_source_shortest_path_length(self._graph.reverse(copy=False), target)
+        if source not in left:
+            raise UnsupportedPlan(f"cluster '{self.name}' has no route from '{source}' to '{target}'")
+        route: tuple[int, ...] = ()
+        at = source
+        while at != target:
+            edges: Any = self._graph.out_edges(at, data="link")
+            link, at = min((link, to) for _, to, link in edges if left.get(to) == left[at] - 1)
+            route = (*route, link)
         kinds = {self.links[link].kind for link in route}
         if {"fifo", "fair_share"} <= kinds:
             raise UnsupportedPlan(

@@ -21,6 +21,7 @@ class Layer:
     """One layer at the profile's batch: seconds per pass, bytes per batch (parameters: per model copy).
 
     ``saved_bytes`` is what backward needs of this layer (its output unless stated), ``flops`` of the forward pass.
+    ``saved_for_weight_bytes`` is what the weight gradient needs once the input gradient is done; ``None``: all of it.
     """
 
     name: str
@@ -31,6 +32,12 @@ class Layer:
     saved_bytes: float
     parameter_bytes: float
     flops: float = 0.0
+    saved_for_weight_bytes: float | None = None
+
+    @property
+    def weight_state_bytes(self) -> float:
+        """What is held between input gradient and weight gradient."""
+        return self.saved_bytes if self.saved_for_weight_bytes is None else self.saved_for_weight_bytes
 
     @property
     def backward_s(self) -> float:
@@ -69,6 +76,7 @@ class ModelProfile:
                 output_bytes=layer.output_bytes * f,
                 saved_bytes=layer.saved_bytes * f,
                 flops=layer.flops * f,
+                saved_for_weight_bytes=layer.weight_state_bytes * f,
             )
             for layer in self.layers
         )

@@ -68,9 +68,7 @@ COMPUTE_KINDS = frozenset(
 )
 """Kinds that occupy a compute lane; the others move bytes."""
 
-TRANSFER_KINDS = frozenset(
-    {OpKind.SEND_ACTIVATION, OpKind.SEND_GRADIENT, OpKind.SEND_SAVED, OpKind.PULL, OpKind.PUSH}
-)
+TRANSFER_KINDS = frozenset({OpKind.SEND_ACTIVATION, OpKind.SEND_GRADIENT, OpKind.SEND_SAVED, OpKind.PULL, OpKind.PUSH})
 """Kinds that carry a payload from one device to another over a route. What a stage saved (its input and activations)
 travels where its backward runs on another device than its forward; a pull brings weights to where a pass needs them."""
 

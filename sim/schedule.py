@@ -372,8 +372,8 @@ def render(lanes: Sequence[Lane], rows: Sequence[Sequence[str]], most: int = 64)
 class Halves:
     """Find ops by name in an op table; a fused pair is found by either half.
 
-    ``backward``: stage, micro-batch and replica of the gradient each op is about: its own, or those of the backward
-    half of a pair. The halves of a pair may use two copies of weights: the backward that of its own forward.
+    The halves of a pair may use two copies of weights: its ``replica`` is that of its forward, and its backward uses
+    the copy of its own micro-batch's forward.
     """
 
     def __init__(self, ops: NDArray[np.void]) -> None:
@@ -387,18 +387,18 @@ class Halves:
             self.span[1] = max(self.span[1], int(ops["other_micro_batch"].max()) + 2)
         self.codes, self.index = np.empty(0, np.int64), np.empty(0, np.int64)
         self._add(whole, *(ops[name][whole] for name in ("kind", "stage", "micro_batch", "replica", "part")))
-        self.backward: tuple[IntColumn, ...] = tuple(ops[name] for name in ("stage", "micro_batch", "replica"))
+        self._backward: list[IntColumn] = [ops[name] for name in ("stage", "micro_batch", "replica")]
         if len(fused):
             self._add_pairs(ops, fused)
 
     def _add_pairs(self, ops: NDArray[np.void], fused: IntColumn) -> None:
-        pair, (stage, micro_batch, replica) = ops[fused], (column.copy() for column in self.backward)
+        pair, (stage, micro_batch, replica) = ops[fused], (column.copy() for column in self._backward)
         self._add(fused, OpKind.FORWARD, pair["stage"], pair["micro_batch"], pair["replica"], -1)
         stage[fused], micro_batch[fused] = pair["other_stage"], pair["other_micro_batch"]
         own = self.find(OpKind.FORWARD, stage[fused], micro_batch[fused], pair["replica"], anywhere=True)
         replica[fused] = np.where(own >= 0, ops["replica"][own], pair["replica"])
         self._add(fused, OpKind.BACKWARD, stage[fused], micro_batch[fused], replica[fused], -1)
-        self.backward = stage, micro_batch, replica
+        self._backward = [stage, micro_batch, replica]
 
     def _add(self, rows: IntColumn, *name: Any) -> None:
         code = np.append(self.codes, self._code(*name))
@@ -410,6 +410,11 @@ class Halves:
         for value, span in zip((stage, micro_batch, replica, np.add(part, 1)), self.span, strict=True):
             code = code * span + np.asarray(value, np.int64)
         return code
+
+    def backward_of(self, rows: IntColumn) -> tuple[IntColumn, IntColumn, IntColumn]:
+        """Stage, micro-batch and replica of each op, of a fused pair those of its backward."""
+        stage, micro_batch, replica = (column[rows] for column in self._backward)
+        return stage, micro_batch, replica
 
     def doubled(self) -> int:
         """An op that stands in the table twice, or −1."""
@@ -537,7 +542,7 @@ def _dependencies(
     index, op = rows(*FORWARD_KINDS)
     needs_input(index, op["stage"], op["micro_batch"], op["replica"])
     index, _ = rows(OpKind.BACKWARD, OpKind.BACKWARD_INPUT, OpKind.FORWARD_BACKWARD)
-    needs_gradient(index, *(column[index] for column in halves.backward))
+    needs_gradient(index, *halves.backward_of(index))
     index, op = rows(OpKind.SEND_ACTIVATION, OpKind.SEND_SAVED)
     link(index, halves.find(OpKind.FORWARD, op["stage"], op["micro_batch"], op["replica"]))
     index, op = rows(OpKind.SEND_GRADIENT)
@@ -545,13 +550,11 @@ def _dependencies(
     index, op = rows(OpKind.BACKWARD_WEIGHT)
     link(index, halves.find(OpKind.BACKWARD_INPUT, op["stage"], op["micro_batch"], op["replica"], op["part"]))
     index, op = rows(*BACKWARD_KINDS, OpKind.FORWARD_BACKWARD)
-    stage, micro_batch, replica = (column[index] for column in halves.backward)
+    stage, micro_batch, replica = halves.backward_of(index)
     mini_batch = shape.update_of(stage, micro_batch)
-    for applied in (
-        halves.find(OpKind.ALL_REDUCE, stage, mini_batch, 0, op["part"]),
-        halves.find(OpKind.UPDATE, stage, mini_batch, replica),
-    ):
-        pairs.append((index[applied >= 0], applied[applied >= 0]))
+    reduced = halves.find(OpKind.ALL_REDUCE, stage, mini_batch, 0, op["part"])
+    update = halves.find(OpKind.UPDATE, stage, mini_batch, replica)
+    pairs.extend((index[applied >= 0], applied[applied >= 0]) for applied in (reduced, update))
     index, op = rows(OpKind.ALL_REDUCE)
     for copy in range(shape.weight_sets):
         update = halves.find(OpKind.UPDATE, op["stage"], op["micro_batch"], copy)

@@ -46,8 +46,9 @@ class StageCosts:
     def of(cls, work: Schedule | Program, binding: Binding) -> StageCosts:
         """The figures of a plan, transfers where nothing contends."""
         stages = range(work.shape.stages)
-        kinds = OpKind.FORWARD, OpKind.BACKWARD_INPUT, OpKind.BACKWARD_WEIGHT
-        computing = (tuple(binding.seconds[Cost(kind, stage)] for stage in stages) for kind in kinds)
+
+        def seconds(kind: OpKind) -> tuple[float, ...]:
+            return tuple(binding.seconds[Cost(kind, stage)] for stage in stages)
 
         def sending(kind: OpKind, step: int) -> tuple[float, ...]:
             ends = [(work.placement[stage, 0], work.placement.get((stage + step, 0), -1)) for stage in stages]
@@ -56,8 +57,15 @@ class StageCosts:
                 for stage, (source, target) in zip(stages, ends, strict=True)
             )
 
-        held = BufferKind.ACTIVATION, BufferKind.WEIGHT_STATE
-        holding = (tuple(float(binding.buffer_bytes[kind, stage]) for stage in stages) for kind in held)
+        def held(kind: BufferKind) -> tuple[float, ...]:
+            return tuple(float(binding.buffer_bytes[kind, stage]) for stage in stages)
+
         return cls(
-            *computing, sending(OpKind.SEND_ACTIVATION, +1), sending(OpKind.SEND_GRADIENT, -1), *holding
+            forward_s=seconds(OpKind.FORWARD),
+            backward_input_s=seconds(OpKind.BACKWARD_INPUT),
+            backward_weight_s=seconds(OpKind.BACKWARD_WEIGHT),
+            send_activation_s=sending(OpKind.SEND_ACTIVATION, +1),
+            send_gradient_s=sending(OpKind.SEND_GRADIENT, -1),
+            activation_bytes=held(BufferKind.ACTIVATION),
+            weight_state_bytes=held(BufferKind.WEIGHT_STATE),
         )

@@ -9,16 +9,16 @@ Optimizer = Literal["sgd", "momentum", "adam", "adamw"]
 Dtype = Literal["fp32", "bf16"]
 
 Weights = Literal["latest", "stash", "vertical_sync", "double_buffer", "predict"]
-"""``latest``: what is there when an op starts. ``stash``: a backward computes with the version of its forward, kept until
-then (PipeDream). ``vertical_sync``: every pass of a micro-batch, on every stage, with the version that the forward of
-stage 0 read (PipeDream). ``double_buffer``: every pass of a mini-batch with the version before the one its mini-batch
-makes newest (PipeDream-2BW). ``predict``: with weights moved ahead, or back, by a number of updates."""
+"""``latest``: what is there when an op starts. ``stash``: a backward computes with the version of its forward, kept
+until then (PipeDream). ``vertical_sync``: every pass of a micro-batch, on every stage, with the version that the
+forward of stage 0 read (PipeDream). ``double_buffer``: every pass of a mini-batch with the version before the newest it
+could have (PipeDream-2BW). ``predict``: with weights moved ahead, or back, by a number of updates."""
 
 Predict = Literal["spectrain", "pipeoptim", "xpipe", "pipemare"]
-"""``spectrain`` (arXiv 1809.02839): every op predicts for itself. ``pipeoptim`` (arXiv 2312.00839): a forward predicts, and
-its backward computes with the same copy. ``xpipe`` (arXiv 1911.04610): the first micro-batch of a mini-batch predicts for
-all of it, in either pass. ``pipemare`` (arXiv 1910.05124): a backward estimates what its forward read, from an average of
-past updates, and nothing looks ahead."""
+"""``spectrain`` (arXiv 1809.02839): every op predicts for itself. ``pipeoptim`` (arXiv 2312.00839): a forward predicts,
+and its backward computes with the same copy. ``xpipe`` (arXiv 1911.04610): the first micro-batch of a mini-batch
+predicts for all of it, in either pass. ``pipemare`` (arXiv 1910.05124): a backward estimates what its forward read from
+an average of past updates, and nothing looks ahead."""
 
 MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 """Moving averages an optimizer keeps for every parameter, always in fp32."""

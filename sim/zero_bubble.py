@@ -16,7 +16,7 @@ from sim.schedule import Schedule, ScheduleBuilder, Shape
 from sim.stage_costs import StageCosts
 
 WARM_UPS = 16
-"""How many lengths of warm-up the search tries, from that of 1F1B to a tenth more than the wait for the first gradient."""
+"""Lengths of warm-up that the search tries, from that of 1F1B to a tenth more than the wait for the first gradient."""
 
 ROUNDINGS = (0.0, 0.5, 1 - 1e-9)
 """Down, nearest, up: from time to a number of forwards."""
@@ -42,27 +42,46 @@ def schedule(shape: Shape, words: Sequence[str]) -> Schedule:
     return builder.build()
 
 
+def by_hand(shape: Shape, depth: int) -> list[str]:
+    """The words of ZB-H1 (``depth`` 1) and ZB-H2 (2) of the paper.
+
+    Stage k of N runs ``depth``·(N − 1 − k) forwards ahead, and the weight gradient of micro-batch j − ``depth``·k right
+    after the input gradient of j.
+    """
+    words = []
+    for stage in range(shape.stages):
+        warm_up = min(depth * (shape.stages - 1 - stage), shape.micro_batches)
+        late = min(depth * stage, shape.micro_batches)
+        steady = (
+            "F" * (warm_up + number < shape.micro_batches) + "I" + "W" * (number >= late)
+            for number in range(shape.micro_batches)
+        )
+        words.append("F" * warm_up + "".join(steady) + "W" * late)
+    return words
+
+
 def searched(shape: Shape, memory_limit: float, costs: StageCosts | None) -> Schedule:
     """The schedule with the shortest longest stage span that the heuristic of the paper (section 3.1) finds.
 
     Stages run forwards until about the first gradient comes, then an input gradient and a forward in turn, put weight
     gradients where they would wait or have no room, and run the rest of them at the end. How many forwards, and how
-    long a wait, is tried over a grid.
+    long a wait, is tried over a grid; ZB-H1 and ZB-H2 compete where they fit.
 
     Parameters
     ----------
-    memory_limit : of every stage, in activations of one micro-batch on it: a forward takes one, an input gradient leaves
-        the weight state of it, a weight gradient frees that.
+    memory_limit : of every stage, in activations of one micro-batch on it: a forward takes one, an input gradient
+        leaves the weight state of it, a weight gradient frees that.
     costs : ``None``: every pass takes as long, transfers are free, and the weight state is the whole activation.
 
     Raises
     ------
     UnsupportedPlan : not even one micro-batch at a time fits.
     """
-    pipeline = _Pipeline(costs or StageCosts.equal(shape.stages), shape.micro_batches, memory_limit)
+    shape.check()
+    pipeline = _Pipeline(shape, costs or StageCosts.equal(shape.stages), memory_limit)
     best_s, words = math.inf, list[str]()
-    for warm_up, patience in pipeline.candidates():
-        stages = pipeline.play(warm_up, patience, best_s)
+    for stages in pipeline.candidates():
+        pipeline.play(stages, best_s)
         if (span_s := max(stage.span_s for stage in stages)) < best_s:
             best_s, words = span_s, ["".join(stage.word) for stage in stages]
         if best_s <= pipeline.least_span_s() + _ROUNDING * best_s:
@@ -73,8 +92,9 @@ def searched(shape: Shape, memory_limit: float, costs: StageCosts | None) -> Sch
 class _Pipeline:
     """What the search knows: costs, and for each stage how far away the others are."""
 
-    def __init__(self, costs: StageCosts, micro_batches: int, memory_limit: float) -> None:
-        self.costs, self.micro_batches, self.memory_limit = costs, micro_batches, memory_limit
+    def __init__(self, shape: Shape, costs: StageCosts, memory_limit: float) -> None:
+        self.shape, self.micro_batches = shape, shape.micro_batches
+        self.costs, self.memory_limit = costs, memory_limit
         held = zip(costs.weight_state_bytes, costs.activation_bytes, strict=True)
         self.weight_states = [state / activation if activation else 1.0 for state, activation in held]
         if memory_limit < (least := max(1.0, *self.weight_states)):
@@ -90,13 +110,21 @@ class _Pipeline:
             for both_s, weight_s in zip(self._both_s, self.costs.backward_weight_s, strict=True)
         ]
         from_first_s = [
-            depth_s + self.micro_batches * both_s
-            for depth_s, both_s in zip(self._depth_s, self._both_s, strict=True)
+            depth_s + self.micro_batches * both_s for depth_s, both_s in zip(self._depth_s, self._both_s, strict=True)
         ]
         return max(*work_s, *from_first_s)
 
-    def candidates(self) -> Iterator[tuple[list[int], float]]:
-        """Forwards in flight at most on each stage, and patience."""
+    def candidates(self) -> Iterator[list[_Stage]]:
+        """Stages to play: those of the orders by hand, and of every warm-up and patience."""
+        for depth in (1, 2):
+            stages = [_Given(self, *word) for word in enumerate(by_hand(self.shape, depth))]
+            if all(stage.fits for stage in stages):
+                yield [*stages]
+        for warm_up, patience in product(self._warm_ups(), PATIENCES):
+            yield [_Stage(self, number, forwards, patience) for number, forwards in enumerate(warm_up)]
+
+    def _warm_ups(self) -> Iterator[list[int]]:
+        """Forwards in flight at most on each stage."""
         fitting = list(self._fitting())
         longest = min(math.ceil(1.1 * fitting[0]), self.micro_batches)
         shortest = min(len(fitting) - 1, int(self.memory_limit) - 1, longest)
@@ -107,7 +135,7 @@ class _Pipeline:
             warm_up = [min(int(1 + further * part + rounding), self.micro_batches) for part in parts]
             if further <= longest + _ROUNDING and warm_up not in tried:
                 tried.append(warm_up)
-                yield from ((warm_up, patience) for patience in PATIENCES)
+                yield warm_up
 
     def _fitting(self) -> Iterator[float]:
         """How many further forwards each stage can end before the gradient of its first one comes."""
@@ -116,9 +144,8 @@ class _Pipeline:
             away_s = self._depth_s[-1] - depth_s + self._both_s[-1] - both_s
             yield away_s / forward_s if forward_s else self.micro_batches
 
-    def play(self, warm_up: Sequence[int], patience: float, limit_s: float) -> list[_Stage]:
-        """Play a candidate, until a span is sure to reach ``limit_s``."""
-        stages = [_Stage(self, number, forwards, patience) for number, forwards in enumerate(warm_up)]
+    def play(self, stages: Sequence[_Stage], limit_s: float) -> None:
+        """Play stages to the end, or until a span is sure to reach ``limit_s``."""
         stages[0].inputs_s.extend([0.0] * self.micro_batches)
         pending = [stages[0]]
         while pending:
@@ -126,7 +153,7 @@ class _Pipeline:
             while (end := stage.step()) is not None:
                 letter, end_s = end
                 if stage.span_s >= limit_s:
-                    return stages
+                    return
                 if letter == "F" and stage.number < len(stages) - 1:
                     after = stages[stage.number + 1]
                     after.inputs_s.append(end_s + self.costs.send_activation_s[stage.number])
@@ -137,7 +164,6 @@ class _Pipeline:
                     before = stages[stage.number - 1]
                     before.gradients_s.append(end_s + self.costs.send_gradient_s[stage.number])
                     pending.append(before)
-        return stages
 
 
 class _Stage:
@@ -157,7 +183,7 @@ class _Stage:
         self.span_s = self.micro_batches * sum(self.seconds.values())  # grows with every wait
 
     def step(self) -> tuple[str, float] | None:
-        """Run the next pass: its letter and its end. ``None``: it is not known yet when it can start, or all is done."""
+        """Run the next pass: its letter and its end. ``None``: not known yet when it can start, or all is done."""
         letter = self._wanted()
         if letter != "W":
             arrivals_s = self.inputs_s if letter == "F" else self.gradients_s
@@ -192,3 +218,16 @@ class _Stage:
         if in_flight:
             return "W" if owed and held - 1 + self.weight_state > self.room else "I"
         return "W"
+
+
+class _Given(_Stage):
+    """A stage whose order is settled; it ``fits`` where its memory is enough."""
+
+    def __init__(self, pipeline: _Pipeline, number: int, word: str) -> None:
+        super().__init__(pipeline, number, warm_up=0, patience=0.0)
+        self.patience_s, self._given = math.inf, word
+        effects = {"F": 1.0, "I": self.weight_state - 1, "W": -self.weight_state}
+        self.fits = max(accumulate(effects[letter] for letter in word)) <= self.room
+
+    def _wanted(self) -> str:
+        return self._given[len(self.word)] if len(self.word) < len(self._given) else "W"

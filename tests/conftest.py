@@ -52,6 +52,7 @@ def _compose(
     layers: Sequence[Layer] = (Layer("layer", 1.0, 1.0, 1.0, 0.0, 0.0, 0.0),),
     weights: weight_versions.Weights = "latest",
     distances: tuple[tuple[int, int], ...] = (),
+    predict: weight_versions.Predict = "spectrain",
     **figures: Any,
 ) -> tuple[Plan, Binding]:
     """One layer a stage (a single layer: on every stage), all layers where there is one stage."""
@@ -65,7 +66,7 @@ def _compose(
     binding = bind(work, known)
     if isinstance(work, Program):
         return Plan("test", work, partition, "test", known.training), binding
-    work = transfers.apply(weight_versions.apply(work, weights, distances), binding.holds_lanes)
+    work = transfers.apply(weight_versions.apply(work, weights, distances, predict), binding.holds_lanes)
     return Plan("test", work, partition, "test", known.training, buffers.apply(work)), binding
 
 

@@ -29,7 +29,6 @@ class Block:
         "active",
         "address",
         "allocated",
-        "events",
         "expandable",
         "inserted_at",
         "mapped",
@@ -45,7 +44,7 @@ class Block:
 
     def __init__(self, pool: Pool, stream: int, address: int, size: int, expandable: Expandable | None = None) -> None:
         self.pool, self.stream, self.address, self.size, self.expandable = pool, stream, address, size, expandable
-        self.requested = self.events = self.inserted_at = 0
+        self.requested = self.inserted_at = 0
         self.active = self.allocated = False
         self.mapped = True
         self.previous: Block | None = None
@@ -107,6 +106,12 @@ class Pool:
             self.free[block.stream] = [entry]
         else:
             insort(free, entry)
+
+    def best(self, stream: int, size: int) -> Block | None:
+        """Take out the smallest block of at least ``size``."""
+        free = self.free.get(stream, [])
+        at = bisect_left(free, (size,))
+        return free.pop(at)[2] if at < len(free) else None
 
     def remove(self, block: Block) -> None:
         """Take a block out of the free ones."""

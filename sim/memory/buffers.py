@@ -29,7 +29,8 @@ class BufferKind(enum.IntEnum):
 
     The first three are resident for the whole run. ``RECEIVED_ACTIVATION`` is the input of a stage from the stage
     before, ``INPUT_GRADIENT`` what a stage sends back to it, ``OUTPUT_GRADIENT`` what it receives from the stage after,
-    ``PUSHED_GRADIENT`` what a parameter server has received and not yet added.
+    ``PUSHED_GRADIENT`` what a parameter server has received and not yet added, ``WEIGHT_STATE`` what is left of an
+    activation between the input gradient and the weight gradient, where backward is split.
     """
 
     WEIGHTS = 0
@@ -42,6 +43,7 @@ class BufferKind(enum.IntEnum):
     INPUT_GRADIENT = 7
     OUTPUT_GRADIENT = 8
     PUSHED_GRADIENT = 9
+    WEIGHT_STATE = 10
 
     @property
     def category(self) -> Category:
@@ -60,6 +62,7 @@ _CATEGORY = {
     BufferKind.INPUT_GRADIENT: Category.COMMUNICATION,
     BufferKind.OUTPUT_GRADIENT: Category.COMMUNICATION,
     BufferKind.PUSHED_GRADIENT: Category.COMMUNICATION,
+    BufferKind.WEIGHT_STATE: Category.ACTIVATIONS,
 }
 
 START, END = 0, 1

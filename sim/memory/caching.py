@@ -8,7 +8,6 @@ The rules of c10/cuda/CUDACachingAllocator.cpp at commit `sim.memory.settings.RU
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ from sim.memory.memory_stats import MemoryStats
 from sim.memory.reserve import Reserve
 from sim.memory.rules import DeviceCall, Grant, Tag
 from sim.memory.settings import MIN_BLOCK, SMALL_SIZE, Settings
+from sim.memory.stream_waits import StreamWaits
 
 NOTHING = Grant(0, 0)
 """What 0 bytes get: no block."""
@@ -60,8 +60,7 @@ class Caching:
         self.now_us, self.refusal = 0, ""
         self.reserve = Reserve(settings, self.driver, self.statistics, self._note)
         self.active: dict[int, Block] = {}
-        self._events: dict[int, deque[Block]] = {}  # by stream, in the order of recording
-        self._done: dict[int, int] = {}  # how many of them are over
+        self.waits = StreamWaits()
         self._collects = self.reserve.collects
         self._simple = settings.rounds_simply
         self._max_split, self._expandable = settings.max_split_size_bytes, settings.expandable_segments
@@ -72,8 +71,8 @@ class Caching:
         """A block for ``size_bytes`` on ``stream``: cached, else from the driver; ``None`` when out of memory."""
         if not size_bytes:
             return NOTHING
-        if self._done:
-            self._process_events()
+        if self.waits.done:
+            self.poll()
         size = (size_bytes + MIN_BLOCK - 1) & -MIN_BLOCK if self._simple else self.settings.rounded(size_bytes)
         pool = self.reserve.small if size <= SMALL_SIZE else self.reserve.large
         block = self._cached(pool, stream, size)
@@ -85,19 +84,11 @@ class Caching:
                 self._refuse(size, stream)
                 return None
         block = self._occupy(block, size)
-        block.requested, block.tag = size_bytes, tag
-        size = block.size
-        for gauges in pool.gauges:
-            gauges.allocation.add(1)
-            gauges.allocated_bytes.add(size)
-            gauges.active.add(1)
-            gauges.active_bytes.add(size)
-            gauges.requested_bytes.add(size_bytes)
-        if size >= self._max_split:
-            self.statistics.oversize_allocations.add(1)
+        block.requested, block.tag, block.allocated = size_bytes, tag, True
+        self.adopt(block)
         if self.history is not None:
             self._note("alloc", block.address, size_bytes, stream, tag)
-        return Grant(block.address, size, calls)
+        return Grant(block.address, block.size, calls)
 
     def free(self, address: int) -> None:
         """Give a block back: at once, or when the streams that used it are done with it."""
@@ -116,9 +107,8 @@ class Caching:
         if self.history is not None:
             self._note("free_requested", address, block.requested, block.stream, block.tag)
         if block.streams:
-            for stream in sorted(block.streams):
-                self._events.setdefault(stream, deque()).append(block)
-            block.events, block.streams = len(block.streams), None
+            self.waits.wait(address, block.streams)
+            block.streams = None
         else:
             self._free_block(block)
 
@@ -136,8 +126,7 @@ class Caching:
 
     def finish(self, stream: int) -> None:
         """All work given to ``stream`` before this is over; the next `malloc` notices."""
-        if events := self._events.get(stream):
-            self._done[stream] = len(events)
+        self.waits.finish(stream)
 
     def empty_cache(self) -> tuple[DeviceCall, ...]:
         """Give back every whole free segment and page (``torch.cuda.empty_cache``); what was asked of the driver."""
@@ -199,9 +188,13 @@ class Caching:
         if block.expandable is not None:
             at = _expandable_choice(free, at)
             block = free[at][2]
+        return at if self.suits(block.size, size) else None
+
+    def suits(self, block_bytes: int, size: int) -> bool:
+        """Whether a free block may serve a request of a rounded size: oversize ones only those nearly as large."""
         if size < self._max_split:
-            return None if block.size >= self._max_split else at
-        return None if block.size >= size + self.settings.max_non_split_rounding_bytes else at
+            return size <= block_bytes < self._max_split
+        return size <= block_bytes < size + self.settings.max_non_split_rounding_bytes
 
     def _occupy(self, block: Block, size: int) -> Block:
         """Take a block that is in no set; what it has too much becomes a free block: ``alloc_found_block``."""
@@ -225,9 +218,21 @@ class Caching:
             for gauges in pool.gauges:
                 gauges.inactive_split_bytes.subtract(block.size)
                 gauges.inactive_split.subtract(1)
-        block.active = block.allocated = True
-        self.active[block.address] = block
         return block
+
+    def adopt(self, block: Block) -> None:
+        """Count a block that is in no set as one in use; one that is not allocated waits for its streams."""
+        block.active, size = True, block.size
+        self.active[block.address] = block
+        for gauges in block.pool.gauges:
+            if block.allocated:
+                gauges.allocation.add(1)
+                gauges.allocated_bytes.add(size)
+            gauges.active.add(1)
+            gauges.active_bytes.add(size)
+            gauges.requested_bytes.add(block.requested)
+        if block.allocated and size >= self._max_split:
+            self.statistics.oversize_allocations.add(1)
 
     def _free_block(self, block: Block) -> None:
         """Merge a block with its free neighbours and put it into the free set: ``free_block``."""
@@ -276,22 +281,14 @@ class Caching:
         """Wait for all streams, then give back what is free: ``release_cached_blocks``."""
         self.statistics.num_sync_all_streams += 1
         self.reserve.calls.append(DeviceCall("synchronize", 0))
-        self._done = {stream: len(events) for stream, events in self._events.items()}
-        self._process_events()
+        self.waits.finish_all()
+        self.poll()
         self.reserve.release_all()
 
-    def _process_events(self) -> None:
-        """Free the blocks whose streams are done with them: ``process_events``."""
-        for stream, count in sorted(self._done.items()):
-            events = self._events[stream]
-            for _ in range(count):
-                block = events.popleft()
-                block.events -= 1
-                if not block.events:
-                    self._free_block(block)
-            if not events:
-                del self._events[stream]
-        self._done.clear()
+    def poll(self) -> None:
+        """Free the blocks whose streams are done with them, as every `malloc` does first: ``process_events``."""
+        for address in self.waits.completed():
+            self._free_block(self.active[address])
 
     def _refuse(self, size: int, stream: int) -> None:
         """Count and word an OutOfMemoryError."""

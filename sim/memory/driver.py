@@ -46,10 +46,12 @@ class SimulatedDriver:
     ``taken_bytes`` is in use by others than the allocator (the CUDA context, say).
     """
 
-    def __init__(self, total_bytes: int | None = None, taken_bytes: int = 0) -> None:
+    def __init__(
+        self, total_bytes: int | None = None, taken_bytes: int = 0, first_address: int = _FIRST_ADDRESS
+    ) -> None:
         self.total_bytes = total_bytes
         self.used_bytes = taken_bytes
-        self._next = _FIRST_ADDRESS
+        self._next = first_address
 
     @property
     def free_bytes(self) -> int:

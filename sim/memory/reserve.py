@@ -151,10 +151,7 @@ class Reserve:
         for _, unmapped in pool.unmapped.get(stream, ()):
             before = unmapped.previous
             start = before if before is not None and not before.active else unmapped
-            room, block = 0, start
-            while room < size and block is not None and not block.active:
-                room, block = room + block.size, block.next
-            if room >= size:
+            if _room(start, size) >= size:
                 return start
         page = SMALL_BUFFER if pool.small else self.settings.large_segment_bytes
         address, reserved = self.driver.reserve(page)
@@ -220,3 +217,14 @@ class Reserve:
                 else:
                     block.pool.remove_unmapped(neighbour)
                 block.absorb(neighbour)
+
+
+def _room(start: Block, wanted: int) -> int:
+    """Bytes without use from a block on, counted until they are as many as wanted."""
+    room, block = 0, start
+    while not block.active:
+        room += block.size
+        if room >= wanted or block.next is None:
+            break
+        block = block.next
+    return room

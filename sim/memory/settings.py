@@ -39,7 +39,6 @@ class Settings:
     roundup_power2_divisions: tuple[int, ...] = (0,) * _INTERVALS
     expandable_segments: bool = False
     memory_fraction: float | None = None
-    text: str = ""
     DEFAULT: ClassVar[Settings]
 
     def rounded(self, size_bytes: int) -> int:
@@ -58,6 +57,22 @@ class Settings:
         if block_bytes < MIN_LARGE_ALLOC:
             return self.large_segment_bytes
         return -(-block_bytes // ROUND_LARGE) * ROUND_LARGE
+
+    def __str__(self) -> str:
+        """The text that means the same; empty for the defaults."""
+        divisions = self.roundup_power2_divisions
+        intervals = ",".join(f"{1 << index}:{number}" for index, number in enumerate(divisions))
+        spelled = {
+            "max_split_size_mb": self.max_split_size_bytes // MIB,
+            "max_non_split_rounding_mb": self.max_non_split_rounding_bytes // MIB,
+            "large_segment_size_mb": self.large_segment_bytes // MIB,
+            "garbage_collection_threshold": self.garbage_collection_threshold,
+            "roundup_power2_divisions": f"[{intervals}]",
+            "expandable_segments": self.expandable_segments,
+            "per_process_memory_fraction": self.memory_fraction,
+        }
+        changed = (key for key in spelled if getattr(self, _READERS[key][0]) != getattr(self.DEFAULT, _READERS[key][0]))
+        return ",".join(f"{key}:{spelled[key]}" for key in changed)
 
     @property
     def rounds_simply(self) -> bool:
@@ -189,7 +204,7 @@ def parse_settings(text: str, path: str = "PYTORCH_ALLOC_CONF") -> Settings:
         except _Wrong as wrong:
             faults.append(Fault(str(wrong), f"{path}.{_short(key)}" if key else path, suggestion=wrong.suggestion))
     fields.pop("", None)
-    settings = replace(Settings.DEFAULT, **fields, text=text)
+    settings = replace(Settings.DEFAULT, **fields)
     faults += [Fault(message, f"{path}.{key}") for key, message in _too_small(fields, settings)]
     if faults:
         raise ScenarioError.of(faults)

@@ -16,40 +16,56 @@ GRADIENT_KINDS = (OpKind.BACKWARD, OpKind.BACKWARD_INPUT)
 
 
 def apply(schedule: Schedule) -> Events:
-    """Buffer events of a schedule (dtype `EVENTS`), sorted by op and when, allocations first.
+    """Buffer events of a schedule (dtype `EVENTS`), sorted by op and when, releases first.
 
-    Activations and the received input of a stage live from forward to the end of the last backward op; the received
-    output gradient and the input gradient to send live until the op that uses them ends; a weight version is stashed by
-    the update that supersedes it until its last reader ends; a prediction lives until the last op that uses it ends.
+    Activations live from forward to the end of backward; where that is split, the input gradient leaves the weight
+    state of them to the weight gradient. What a stage receives, input and output gradient, lives to the end of the last
+    op of backward, the input gradient it sends until that has left; a weight version is stashed by the update that
+    supersedes it until its last reader ends; a prediction lives until the last op that uses it ends.
     """
     ops = schedule.ops
     forward = np.flatnonzero(np.isin(ops["kind"], FORWARD_KINDS))
-    chunks = [_saved(schedule, forward, forward, BufferKind.ACTIVATION)]
-    send = np.flatnonzero(ops["kind"] == OpKind.SEND_ACTIVATION)
     halves = Halves(ops)
+    chunks = [_saved(schedule, forward, forward, BufferKind.ACTIVATION), _weight_states(schedule)]
+    send = np.flatnonzero(ops["kind"] == OpKind.SEND_ACTIVATION)
     op = ops[send]
     consumer = halves.find(OpKind.FORWARD, op["stage"] + 1, op["micro_batch"], op["replica"], anywhere=True)
     chunks.append(_saved(schedule, send, consumer, BufferKind.RECEIVED_ACTIVATION))
     send = np.flatnonzero(ops["kind"] == OpKind.SEND_GRADIENT)
     op = ops[send]
     consumer = _gradient_of(halves, op["stage"] - 1, op["micro_batch"], op["replica"])
-    chunks.append(_live(schedule, send, consumer, BufferKind.OUTPUT_GRADIENT, consumer))
+    name = halves.backward_of(consumer)
+    weight = halves.find(OpKind.BACKWARD_WEIGHT, *name)
+    last = np.where(weight >= 0, weight, consumer)
+    chunks.append(_live(schedule, send, last, BufferKind.OUTPUT_GRADIENT, consumer, name))
     producer = _gradient_of(halves, op["stage"], op["micro_batch"], op["replica"])
-    chunks.append(_live(schedule, producer, send, BufferKind.INPUT_GRADIENT, producer))
+    name = halves.backward_of(producer)
+    chunks.append(_live(schedule, producer, send, BufferKind.INPUT_GRADIENT, producer, name))
     chunks.append(_stashes(schedule))
     chunks.append(_predictions(schedule))
     chunks.append(_averages(schedule))
     events = np.concatenate(chunks)
-    return events[np.lexsort([-events["sign"], events["when"], events["op"]])]
+    return events[np.lexsort([events["sign"], events["when"], events["op"]])]
 
 
 def _saved(schedule: Schedule, alloc: IntColumn, forward: IntColumn, kind: BufferKind) -> Events:
     """What each backward needs of its forward; on a device of its own from the transfer that brings it."""
-    op, backward = schedule.ops[forward], _released_by(schedule, forward)
+    last = OpKind.BACKWARD_INPUT if kind is BufferKind.ACTIVATION else OpKind.BACKWARD_WEIGHT
+    op, backward = schedule.ops[forward], _released_by(schedule, forward, last)
     sent = Halves(schedule.ops).find(OpKind.SEND_SAVED, op["stage"], op["micro_batch"], op["replica"])
     away = sent >= 0
     here = _live(schedule, alloc, np.where(away, sent, backward), kind, forward)
     return np.concatenate([here, _live(schedule, sent[away], backward[away], kind, backward[away])])
+
+
+def _weight_states(schedule: Schedule) -> Events:
+    """What each weight gradient needs, from the end of its input gradient."""
+    weight = np.flatnonzero(schedule.ops["kind"] == OpKind.BACKWARD_WEIGHT)
+    op = schedule.ops[weight]
+    split = Halves(schedule.ops).find(OpKind.BACKWARD_INPUT, op["stage"], op["micro_batch"], op["replica"])
+    events = _live(schedule, split, weight, BufferKind.WEIGHT_STATE)
+    events["when"] = END
+    return events
 
 
 def _predictions(schedule: Schedule) -> Events:
@@ -58,19 +74,25 @@ def _predictions(schedule: Schedule) -> Events:
     Where forward and backward have lanes of their own, the backward lane, which also updates, moves the weights ahead
     in place and back, and only the forward beside it needs a copy: one temporary at a time on either time line.
     """
-    ops, halves = schedule.ops, Halves(schedule.ops)
-    first = _predicting(schedule, FORWARD_KINDS[:1], 0)
-    last = _released_by(schedule, first) if schedule.predict == "pipeoptim" else first
-    if schedule.predict != "pipeoptim":
-        backward = _predicting(schedule, GRADIENT_KINDS, 1)
-        backward = backward[~_in_place(schedule, backward)]
-        first = last = np.concatenate([first, backward])
-    if schedule.predict == "xpipe":
-        count = schedule.shape.micro_batches
-        first = first[ops["micro_batch"][first] % count == 0]
-        op = ops[first]
-        last = halves.find(op["kind"], op["stage"], op["micro_batch"] + count - 1, op["replica"])
-    return _live(schedule, first, last, BufferKind.PREDICTED_WEIGHTS)
+    forward, backward = _predicting(schedule, FORWARD_KINDS[:1], 0), _predicting(schedule, GRADIENT_KINDS, 1)
+    if schedule.predict == "pipeoptim":
+        return _live(
+            schedule, forward, _released_by(schedule, forward, OpKind.BACKWARD_INPUT), BufferKind.PREDICTED_WEIGHTS
+        )
+    backward = backward[~_in_place(schedule, backward)]
+    (forward, forward_last), (backward, last) = (_shared(schedule, each) for each in (forward, backward))
+    ahead = _live(schedule, forward, forward_last, BufferKind.PREDICTED_WEIGHTS)
+    return np.concatenate([ahead, _live(schedule, backward, last, BufferKind.PREDICTED_WEIGHTS, last)])
+
+
+def _shared(schedule: Schedule, predicting: IntColumn) -> tuple[IntColumn, IntColumn]:
+    """The first and last user of each prediction: under XPipe a mini-batch shares one."""
+    if schedule.predict != "xpipe":
+        return predicting, predicting
+    count = schedule.shape.micro_batches
+    first = predicting[schedule.ops["micro_batch"][predicting] % count == 0]
+    op = schedule.ops[first]
+    return first, Halves(schedule.ops).find(op["kind"], op["stage"], op["micro_batch"] + count - 1, op["replica"])
 
 
 def _predicting(schedule: Schedule, kinds: tuple[OpKind, ...], side: int) -> IntColumn:
@@ -84,7 +106,7 @@ def _in_place(schedule: Schedule, backward: IntColumn) -> NDArray[np.bool_]:
     lane, op = np.full(len(schedule), -1), schedule.ops[backward]
     lane[schedule.order.values] = schedule.order.owners
     forward = Halves(schedule.ops).find(OpKind.FORWARD, op["stage"], op["micro_batch"], op["replica"])
-    return lane[forward] != lane[backward]
+    return np.asarray(lane[forward] != lane[backward])
 
 
 def _averages(schedule: Schedule) -> Events:
@@ -108,24 +130,33 @@ def _gradient_of(halves: Halves, stage: IntColumn, micro_batch: IntColumn, repli
     return np.where(full >= 0, full, halves.find(OpKind.BACKWARD_INPUT, stage, micro_batch, replica, anywhere=True))
 
 
-def _released_by(schedule: Schedule, forward: IntColumn) -> IntColumn:
-    """The op whose end frees what each forward saved: the weight gradient, else the (last part of the) backward."""
+def _released_by(schedule: Schedule, forward: IntColumn, last: OpKind = OpKind.BACKWARD_WEIGHT) -> IntColumn:
+    """The op whose end frees what each forward saved: ``last`` where backward is split, else its (last part)."""
     op, halves = schedule.ops[forward], Halves(schedule.ops)
     name = op["stage"], op["micro_batch"], op["replica"]
-    candidates = [halves.find(OpKind.BACKWARD_WEIGHT, *name), halves.find(OpKind.BACKWARD, *name)]
+    candidates = [halves.find(last, *name), halves.find(OpKind.BACKWARD, *name)]
     candidates.append(halves.find(OpKind.BACKWARD, *name, 0))
     return np.select([found >= 0 for found in candidates], candidates, -1)
 
 
 def _live(
-    schedule: Schedule, alloc: IntColumn, free: IntColumn, kind: BufferKind, owner: IntColumn | None = None
+    schedule: Schedule,
+    alloc: IntColumn,
+    free: IntColumn,
+    kind: BufferKind,
+    owner: IntColumn | None = None,
+    name: tuple[IntColumn, IntColumn, IntColumn] | None = None,
 ) -> Events:
-    """Buffers allocated when ``alloc`` starts and released when ``free`` ends, of the stage of ``owner``."""
+    """Buffers allocated when ``alloc`` starts and released when ``free`` ends, on the device of ``owner``.
+
+    ``name``: stage and micro-batch they belong to, where these are not the owner's.
+    """
     op = schedule.ops[alloc if owner is None else owner]
+    stage, micro_batch, _ = name or (op["stage"], op["micro_batch"], None)
     events = np.zeros(2 * len(alloc), EVENTS)
     for half, (at, when, sign) in zip(np.split(events, 2), ((alloc, START, 1), (free, END, -1)), strict=True):
         half["op"], half["when"], half["sign"], half["kind"] = at, when, sign, kind
-        half["device"], half["stage"], half["number"] = op["source"], op["stage"], op["micro_batch"]
+        half["device"], half["stage"], half["number"] = op["source"], stage, micro_batch
     return events
 
 
@@ -138,7 +169,9 @@ def _stashes(schedule: Schedule) -> Events:
     last_reader = np.full(len(ops), -1, np.int64)
     readers = np.flatnonzero(np.isin(ops["kind"], BACKWARD_KINDS) & (ops["reads"] >= 0))
     if schedule.predict == "pipeoptim":
-        readers = np.setdiff1d(readers, _predicting(schedule, BACKWARD_KINDS, 0))  # they keep their forward's prediction
+        readers = np.setdiff1d(
+            readers, _predicting(schedule, BACKWARD_KINDS, 0)
+        )  # they keep their forward's prediction
     op = ops[readers]
     superseding = Halves(ops).find(OpKind.UPDATE, op["stage"], op["reads"], op["replica"])
     by_place = np.argsort(place[readers], kind="stable")

@@ -45,32 +45,34 @@ def apply(schedule: Schedule, holds_lanes: Callable[[int, int], bool]) -> Schedu
     )
 
 
+Name = tuple[IntColumn, IntColumn, IntColumn]
+"""Stages, micro-batches (of a pull: versions) and replicas."""
+
 Moves = tuple[NDArray[np.void], IntColumn]
 """Transfers (dtype `OPS`), and the op that makes what each carries."""
 
 
 def _sends(schedule: Schedule, kind: OpKind, step: int) -> Moves:
     """Transfers from every stage to the stage ``step`` further."""
-    ops = schedule.ops
+    ops, halves = schedule.ops, Halves(schedule.ops)
     forward = step > 0
     kinds = FORWARD_KINDS if forward else (OpKind.BACKWARD, OpKind.BACKWARD_INPUT, OpKind.FORWARD_BACKWARD)
     producer = np.flatnonzero(np.isin(ops["kind"], kinds))
-    fused = (ops["kind"][producer] == OpKind.FORWARD_BACKWARD) & (not forward)
-    stage = np.where(fused, ops["other_stage"][producer], ops["stage"][producer])
-    micro_batch = np.where(fused, ops["other_micro_batch"][producer], ops["micro_batch"][producer])
-    replica = ops["replica"][producer]
-    halves = Halves(ops)
+    op = ops[producer]
+    name = (op["stage"], op["micro_batch"], op["replica"]) if forward else halves.backward_of(producer)
+    stage, micro_batch, replica = name
     wanted = (OpKind.FORWARD,) if forward else (OpKind.BACKWARD, OpKind.BACKWARD_INPUT)
     found = [halves.find(want, stage + step, micro_batch, replica, anywhere=True) for want in wanted]
     consumer = np.maximum.reduce(found)
-    return _moves(schedule, halves, kind, (stage, micro_batch, replica), producer, consumer)
+    return _moves(schedule, halves, kind, name, producer, consumer)
 
 
 def _saved(schedule: Schedule) -> Moves:
     """What a forward saves, to the device of its backward."""
     ops, halves = schedule.ops, Halves(schedule.ops)
     producer = np.flatnonzero(ops["kind"] == OpKind.FORWARD)
-    name = tuple(ops[column][producer] for column in ("stage", "micro_batch", "replica"))
+    op = ops[producer]
+    name = op["stage"], op["micro_batch"], op["replica"]
     consumer = np.maximum(halves.find(OpKind.BACKWARD, *name), halves.find(OpKind.BACKWARD_INPUT, *name))
     return _moves(schedule, halves, OpKind.SEND_SAVED, name, producer, consumer)
 
@@ -84,7 +86,8 @@ def _pulls(schedule: Schedule) -> Moves:
     away = (update >= 0) & (ops["source"][update] != op["source"])
     update, first = np.unique(update[away], return_index=True)
     reader = reader[away][first]
-    name = tuple(ops[column][reader] for column in ("stage", "reads", "replica"))
+    op = ops[reader]
+    name = op["stage"], op["reads"], op["replica"]
     moves, producer = _moves(schedule, halves, OpKind.PULL, name, update, reader)
     moves["reads"] = moves["micro_batch"]
     return moves, producer
@@ -94,7 +97,7 @@ def _moves(
     schedule: Schedule,
     halves: Halves,
     kind: OpKind,
-    name: tuple[IntColumn, ...],
+    name: Name,
     producer: IntColumn,
     consumer: IntColumn,
 ) -> Moves:

@@ -19,12 +19,12 @@ from sim.weights import reader_of
 Distances = tuple[tuple[int, int], ...]
 """Updates ahead (negative: back) that the (forward, backward) of each stage predict."""
 
-Times = NDArray[np.float64] | IntColumn
+Times = NDArray[np.float64]
+
+_HINTS = {"double_buffer": " (use at least as many micro_batches as stages)"}
 
 
-def apply(
-    schedule: Schedule, weights: Weights, distances: Distances = (), predict: Predict = "spectrain"
-) -> Schedule:
+def apply(schedule: Schedule, weights: Weights, distances: Distances = (), predict: Predict = "spectrain") -> Schedule:
     """The schedule under a weight policy: see `sim.training`. Predictions look ``distances[stage]`` updates ahead.
 
     Raises
@@ -43,9 +43,6 @@ def apply(
         there = f"only {schedule.ops['reads'][op]} of {ops['reads'][op]} updates are there when {schedule.id(op)} runs"
         raise UnsupportedPlan(f"weights: {weights} does not fit this order: {there}{_HINTS.get(weights, '')}")
     return replace(schedule, ops=ops, weights=weights, distances=distances, predict=method)
-
-
-_HINTS = {"double_buffer": " (use at least as many micro_batches as stages)"}
 
 
 def _refuse_copies_elsewhere(schedule: Schedule, weights: Weights, distances: Distances) -> None:
@@ -96,7 +93,8 @@ def staleness(schedule: Schedule) -> IntColumn:
 
 def prediction_distances(schedule: Schedule, predict: Predict = "spectrain") -> Distances:
     """How far each stage predicts, from the unit-slot run of a schedule with a steady state in its middle third."""
-    return distances_at(schedule.shape, schedule.ops, *unit_slots(schedule), predict=predict)
+    start, end = (column.astype(np.float64) for column in unit_slots(schedule))
+    return distances_at(schedule.shape, schedule.ops, start, end, predict)
 
 
 def distances_at(
@@ -152,7 +150,7 @@ class _Passes(NamedTuple):
 
 def _done(shape: Shape, ops: NDArray[np.void], end: Times) -> Times:
     """When the last backward of each mini-batch on stage 0 ends."""
-    done = np.zeros(shape.mini_batches, end.dtype)
+    done = np.zeros(shape.mini_batches)
     for kinds, stage, micro_batch in (
         (BACKWARD_KINDS, "stage", "micro_batch"),
         ((OpKind.FORWARD_BACKWARD,), "other_stage", "other_micro_batch"),

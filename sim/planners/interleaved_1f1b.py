@@ -1,4 +1,4 @@
-"""Interleaved 1F1B (Megatron-LM, arXiv 2104.04473): several chunks of the model on every GPU, so a shorter pipeline fill."""
+"""Interleaved 1F1B (Megatron-LM, arXiv 2104.04473): several chunks of the model on every GPU, so a shorter fill."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sim.schedule import Schedule, ScheduleBuilder, Shape
 def plan(stages: int, micro_batches: int, mini_batches: int = 1, chunks: int = 2) -> Schedule:
     """``stages`` GPUs hold ``chunks`` chunks each: chunk s of all ``stages * chunks`` is on GPU s mod ``stages``.
 
-    Micro-batches go in rounds of N = ``stages``: each chunk of a GPU runs a whole round before the next chunk starts it.
+    Micro-batches go in rounds of N = ``stages``: each chunk of a GPU runs a whole round before the next one starts it.
     With equal chunks of F + B each and v = ``chunks``, T = ``micro_batches`` at least N, the makespan is
     (vT + N − 1)(F + B), so the bubble of total (N − 1)/(vT + N − 1); with fewer it is (vN + T − 1)(F + B). GPU 0 keeps
     vN + N − 1 chunks in flight, (1 + (N − 1)/(Nv))·N micro-batches of all it holds. Megatron needs N to divide T; here
@@ -49,8 +49,8 @@ def plan(stages: int, micro_batches: int, mini_batches: int = 1, chunks: int = 2
 def _rounds(stages: int, micro_batches: int) -> list[int]:
     """Micro-batches of each round: as many rounds of at least ``stages`` as there are, of about equal size, long first.
 
-    A round shorter than the pipeline is deep leaves gaps, and a longer one behind a shorter deadlocks: the last GPU would
-    wait for a forward that its own next backward holds up.
+    A round shorter than the pipeline is deep leaves gaps, and a longer one behind a shorter deadlocks: the last GPU
+    would wait for a forward that its own next backward holds up.
     """
     rounds = max(micro_batches // stages, 1)
     return [micro_batches // rounds + (index < micro_batches % rounds) for index in range(rounds)]

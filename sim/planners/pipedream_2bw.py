@@ -1,4 +1,4 @@
-"""PipeDream-2BW (arXiv 2006.09503): asynchronous 1F1B with gradients summed over a mini-batch, and two copies of weights."""
+"""PipeDream-2BW (arXiv 2006.09503): asynchronous 1F1B, an update after every mini-batch, and two copies of weights."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def plan(
     memory_limit: float | None = None,
     costs: StageCosts | None = None,
 ) -> Schedule:
-    """``memory_limit`` of every stage, in activations of one micro-batch on it: as many as there are stages unless given.
+    """``memory_limit`` of every stage, in activations of one micro-batch on it: the number of stages unless given.
 
     See `sim.zero_bubble.searched`.
     """

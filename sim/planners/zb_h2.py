@@ -1,23 +1,17 @@
-"""ZB-H2 (zero bubble, arXiv 2401.10241): about twice the forwards in flight of 1F1B fill the wait for the first gradient."""
+"""ZB-H2 (zero bubble, arXiv 2401.10241): twice the forwards in flight of 1F1B fill the wait for the first gradient."""
 
 from __future__ import annotations
 
 from sim.schedule import Schedule, Shape
-from sim.zero_bubble import schedule
+from sim.zero_bubble import by_hand, schedule
 
 
 def plan(stages: int, micro_batches: int, mini_batches: int = 1) -> Schedule:
     """Stage k runs the weight gradient of micro-batch j − 2k right after the input gradient of j.
 
-    With N stages, equal stages and free transfers, the bubble is (N − 1)(F + I − 2W) of every stage, where W is at most F
-    and at most I: none where all take as long. Stage k keeps 2(N − k) − 1 micro-batches in flight, and the weight state
-    of 2k more.
+    With N equal stages and free transfers, every stage waits for (N − 1)(F + I − 2W), where W is at most F and at most
+    I: not at all where all take as long. Stage k keeps 2(N − k) − 1 micro-batches in flight, and the weight state of 2k
+    more.
     """
-    words = [_word(stage, stages, micro_batches) for stage in range(stages)]
-    return schedule(Shape(stages, micro_batches, mini_batches), words)
-
-
-def _word(stage: int, stages: int, micro_batches: int) -> str:
-    warm_up = min(2 * (stages - 1 - stage), micro_batches)
-    steady = ("F" * (warm_up + j < micro_batches) + "I" + "W" * (j >= 2 * stage) for j in range(micro_batches))
-    return "F" * warm_up + "".join(steady) + "W" * min(2 * stage, micro_batches)
+    shape = Shape(stages, micro_batches, mini_batches)
+    return schedule(shape, by_hand(shape, 2))

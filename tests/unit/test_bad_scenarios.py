@@ -143,7 +143,7 @@ BAD: dict[str, Bad] = {
         "a switch has none",
         None,
     ),
-    "reserved section": ("seed: 7", "jitter: {lognormal: 0.1}", 30, "jitter", "reserved: not in this version", None),
+    "reserved section": ("seed: 7", "faults: {rate: 0.1}", 30, "faults", "reserved: not in this version", None),
     "too many replicas": ("weights: latest", "replicas: [3, 1]", 26, "schedule.replicas", "4 GPUs on 2 devices", None),
     "later allocator": ("counting", "caching", 28, "memory.allocator", "expected counting", None),
     "unknown backend": ("simulated", "simulate", 29, "backend", "expected one of simulated", "'simulated'"),

@@ -56,8 +56,8 @@ def path(network: Cluster, source: str, target: str) -> list[str]:
 
 def test_what_is_shipped() -> None:
     assert {"k80", "p40", "p100", "v100", "a100", "h100", "h200", "host"} <= set(DEVICES)
-    assert set(CLUSTERS) == {"pcie3-switch-4gpu", "pcie3-two-roots-8gpu", "nvlink-8gpu", "ethernet-ps"}
-    assert set(MODELS) == {"vgg16", "vgg16-cifar", "mlp"}
+    assert {"pcie3-switch-4gpu", "pcie3-two-roots-8gpu", "nvlink-8gpu", "ethernet-ps"} <= set(CLUSTERS)
+    assert {"vgg16", "vgg16-cifar", "mlp"} <= set(MODELS)
 
 
 @pytest.mark.parametrize("name", DEVICES)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+import random
+from itertools import combinations, permutations
 from typing import Any
 
 import pytest
@@ -55,6 +56,23 @@ def test_a_circuit_holds_every_link_of_its_route(times: Any) -> None:
 
 def test_equal_times_go_by_name(times: Any) -> None:
     assert times([(0, 1, 3.0, 1.0), (0, 1, 2.0, 1.0), (0, 1, 1.0, 1.0)], line(2, "fifo")) == [(1, 4), (4, 6), (6, 7)]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "in_order"])
+def test_equal_times_go_by_name_and_not_by_what_came_before(jobs: Any, job: Any, kind: LinkKind) -> None:
+    """All become ready at 1, the highest name first: its forerunner has the lowest name."""
+    lanes = () if kind == "fifo" else ("0.compute",)
+    todo = [job(size=1.0) for _ in range(3)]
+    todo += [job(lanes, float(size), [2 - k], 1 if kind == "fifo" else -1) for k, size in enumerate((3, 2, 1))]
+    trace = run(*jobs(todo, line(2, kind)))
+    assert trace.start_s[3:].tolist() == [1.0, 4.0, 6.0]
+
+
+def test_two_lanes_of_a_gpu_that_ask_at_once_go_by_name(jobs: Any, job: Any, mesh: Any) -> None:
+    for first, second in (("forward", "backward"), ("backward", "forward")):
+        todo = [job(("1.compute",), 1.0), job(("2.compute",), 1.0)]
+        todo += [job((f"0.{first}",), 2.0, [1]), job((f"0.{second}",), 3.0, [0])]
+        assert run(*jobs(todo, mesh(3))).start_s.tolist() == [0.0, 0.0, 1.0, 3.0]
 
 
 def test_one_that_ends_makes_room_for_one_that_asks_at_that_very_instant(times: Any) -> None:
@@ -129,6 +147,31 @@ def test_routes_have_the_fewest_links_and_cost_the_sum_of_latencies_and_the_leas
     assert cluster.occupies(cluster.route("d", "b"))
     with pytest.raises(UnsupportedPlan, match="no route from 'c' to 'x'"):
         Cluster("square", (*nodes, Node("x", "gpu")), links).route("c", "x")
+
+
+@given(st.randoms(use_true_random=False), st.integers(3, 7))
+def test_of_routes_of_equal_length_the_first_by_link_order(dice: random.Random, count: int) -> None:
+    """Against every walk there is."""
+    names = [f"n{k}" for k in range(count)]
+    pairs = [pair for pair in permutations(names, 2) if dice.random() < 0.5]
+    dice.shuffle(pairs)
+    links = [Link(f"{a}>{b}", a, b, "fifo", 0.0, 1.0) for a, b in pairs]
+    cluster = Cluster("any", tuple(Node(name, "gpu") for name in names), links)
+    walks: list[tuple[int, ...]] = [()]
+    for _ in range(count):
+        arrived = [walk for walk in walks if walk and links[walk[-1]].target == "n1"]
+        if arrived:
+            assert cluster.route("n0", "n1") == min(arrived)
+            return
+        ends = [links[walk[-1]].target if walk else "n0" for walk in walks]
+        walks = [
+            (*walk, k)
+            for walk, at in zip(walks, ends, strict=True)
+            for k, link in enumerate(links)
+            if link.source == at
+        ]
+    with pytest.raises(UnsupportedPlan, match="no route"):
+        cluster.route("n0", "n1")
 
 
 def test_links_between_all_are_made_where_they_are_used() -> None:

@@ -1,0 +1,1 @@
+"""The pages, and the script that computes their tables."""
