@@ -9,6 +9,7 @@ import numpy as np
 
 from analysis import occupancy, staleness, steady, usage
 from analysis.intervals import most_at_once
+from analysis.steady import Steady
 from analysis.table import NONE
 from sim.ops import OpKind
 from sim.schedule import FORWARD_KINDS, Halves
@@ -43,14 +44,10 @@ def compute(trace: Trace) -> Costs:
     """The costs of a run; it should be long enough for a steady state in its middle."""
     measured = staleness.compute(trace)
     occupied = occupancy.compute(trace, measured)
-    over = steady.compute(trace, measured, occupied)
-    used = usage.compute(trace)
-    window_s = over.end_s - over.start_s
-    busy_s = [used.computing(device).within(over.start_s, over.end_s).length_s for device in used.accelerators]
     in_flight, kept = _most_in_flight(trace), occupied.in_flight
     chunks = max(trace.shape.stages / len(kept), 1)
     return Costs(
-        bubble=max(1 - sum(busy_s) / (len(busy_s) * window_s), 0.0),
+        bubble=_bubble(trace, steady.compute(trace, measured, occupied)),
         weight_copies=occupied.stage_weight_copies,
         predicted_copies=occupied.predicted_copies,
         in_flight=tuple(count / chunks for count in in_flight),
@@ -58,6 +55,17 @@ def compute(trace: Trace) -> Costs:
         forward=measured.forward.by_stage,
         backward=measured.backward.by_stage,
     )
+
+
+def _bubble(trace: Trace, over: Steady) -> float:
+    """Of the steps from one completion to another; where no mini-batches fill and drain the pipeline, all are alike."""
+    used = usage.compute(trace)
+    spans, count = [used.computing(device) for device in used.accelerators], trace.shape.mini_batches
+    if over.first:
+        busy_s = sum(each.within(over.start_s, over.end_s).length_s for each in spans) / (over.last - over.first)
+    else:
+        busy_s = sum(each.length_s for each in spans) / count
+    return max(1 - busy_s / (len(spans) * over.step_time_s), 0.0)
 
 
 def _most_in_flight(trace: Trace) -> tuple[int, ...]:

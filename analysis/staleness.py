@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from analysis.intervals import Times
 from sim.errors import BrokenInvariant
@@ -110,22 +111,30 @@ class _Weights:
         updated = np.diff(self.rows.starts) > 0
         return np.where(updated[self._code(rows, replica)], replica, 0)
 
+    def elsewhere(self, rows: IntColumn) -> NDArray[np.bool_]:
+        """Whether each op runs on another device than the updates of its weights."""
+        owner = self.owner_of(rows)
+        first = np.append(self.rows.values, 0)[self.rows.starts[owner]]
+        away = np.not_equal(self._ops["source"][first], self._ops["source"][rows])
+        return np.asarray(away & (np.diff(self.rows.starts)[owner] > 0), np.bool_)
+
     def owner_of(self, rows: IntColumn) -> IntColumn:
         """The row of updates of the weights that each op uses."""
         return self._code(rows, self.replica_of(rows))
 
 
-def _read_s(trace: Trace, halves: Halves, reader: IntColumn) -> Times:
-    """When ops read their weights, or when the pull started that brought them.
+def _read_s(trace: Trace, halves: Halves, weights: _Weights, reader: IntColumn) -> Times:
+    """When ops read their weights, or when the pull started that brought them; before the run, if nothing did.
 
     A pipeline's pull is named by its version, a worker's by its step; one that starts later brings something else.
     """
-    ops, op, read_s = trace.ops, trace.ops[reader], trace.start_s[reader]
+    ops, op = trace.ops, trace.ops[reader]
+    read_s = np.where(weights.elsewhere(reader), -1.0, trace.start_s[reader])
     for number in ("reads", "micro_batch"):
         pull = halves.find(OpKind.PULL, op["stage"], op[number], op["replica"])
-        brought = (pull >= 0) & (ops["target"][pull] == op["source"])
+        brought = (pull >= 0) & (ops["target"][pull] == op["source"]) & (trace.start_s[pull] <= trace.start_s[reader])
         brought &= (number == "micro_batch") | (ops["reads"][pull] == op["reads"])
-        read_s = np.where(brought, np.minimum(trace.start_s[pull], read_s), read_s)
+        read_s = np.where(brought, trace.start_s[pull], read_s)
     return read_s
 
 
@@ -137,7 +146,7 @@ def _versions(trace: Trace, halves: Halves, weights: _Weights, readers: IntColum
     counted = np.maximum(shape.update_of(stage, ops["micro_batch"][readers]) - 1, 0)
     least, most = (
         np.where(reader < 0, counted, same_mini_batches(shape, ops["stage"][decides], seen, stage))
-        for seen in _seen(trace, weights, decides, _read_s(trace, halves, decides))
+        for seen in _seen(trace, weights, decides, _read_s(trace, halves, weights, decides))
     )
     _, there = _seen(trace, weights, readers, trace.start_s[readers])
     promised = ops["reads"][readers].astype(np.int64)

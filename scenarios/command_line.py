@@ -26,6 +26,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+memory = typer.Typer(help="PyTorch's memory snapshots: replay and draw them.", no_args_is_help=True)
+app.add_typer(memory, name="memory")
+
 File = Annotated[str, typer.Argument(metavar="FILE", help="a scenario; - is standard input")]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="change one value; may be repeated")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="run folder; runs/NAME unless --json is given")]
@@ -49,7 +52,7 @@ def _shadow() -> str | None:
     return None if ours == found else str(sim.__file__)
 
 
-def _command(name: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
+def _command(name: str, group: typer.Typer = app) -> Callable[[Callable[P, None]], Callable[P, None]]:
     """Register a command whose errors are messages and exit codes, never tracebacks."""
 
     def register(function: Callable[P, None]) -> Callable[P, None]:
@@ -63,7 +66,7 @@ def _command(name: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
             except BrokenPipeError:  # whoever read our output has seen enough
                 raise typer.Exit(0) from None
 
-        app.command(name)(guarded)
+        group.command(name)(guarded)
         return guarded
 
     return register
@@ -237,6 +240,44 @@ def partition(
         return
     typer.echo(_render(partition_command.COLUMNS, partition_command.rows(result)), nl=False)
     typer.echo(partition_command.summary(result), nl=False)
+
+
+@_command("replay", memory)
+def memory_replay(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="a snapshot of PyTorch's CUDA memory")],
+    sets: Annotated[list[str] | None, typer.Option("--set", metavar="key=value", help="what if; repeatable")] = None,
+    capacity: Annotated[str | None, typer.Option(metavar="SIZE", help="what if on a GPU of, say, '16 GiB'")] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="what other allocators would have needed")] = False,
+    device: Annotated[int | None, typer.Option(min=0, help="which, where there are several")] = None,
+    recorded_on: Annotated[str | None, typer.Option(metavar="SIZE", help="memory of the GPU recorded on")] = None,
+    json: Json = False,
+) -> None:
+    """Play a recorded trace through the model of PyTorch's allocator and compare every address, segment and block."""
+    from scenarios import memory_command
+    from scenarios.run_folder import to_json
+
+    given = {"capacity": capacity, "recorded_on": recorded_on}
+    result = memory_command.replay_file(file, given, sets or (), device, compare)
+    if json:
+        typer.echo(to_json(result), nl=False)
+    else:
+        typer.echo(_render(["replayed", "checked", "matched"], memory_command.rows(result)), nl=False)
+        typer.echo(memory_command.summary(result), nl=False)
+    if not memory_command.agrees(result):
+        raise typer.Exit(1)
+
+
+@_command("plot", memory)
+def memory_plot(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="a memory snapshot, or a trace of a run (.npz)")],
+    out: Annotated[str, typer.Option("--out", metavar="FILE", help="the image: .png, .svg or .pdf")] = "memory.png",
+    device: Annotated[int | None, typer.Option(min=0, help="which, where there are several")] = None,
+) -> None:
+    """Draw memory over time by category, allocated and reserved, and the map of segments at the peak."""
+    from scenarios import memory_command
+
+    memory_command.plot_file(file, Path(out), device)
+    typer.echo(f"{out} written", err=True)
 
 
 @_command("init")

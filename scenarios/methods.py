@@ -19,7 +19,10 @@ from sim.trace import Trace
 class Method(NamedTuple):
     """A row of the table: a name and its ``schedule`` section, to which stages and micro-batches are added.
 
-    ``micro_batches`` : how many a mini-batch has, by the numbers of stages and of micro-batches asked for.
+    Parameters
+    ----------
+    micro_batches : how many a mini-batch has, by the numbers of stages and of micro-batches asked for.
+    chunks : stages that each GPU holds of the model.
     """
 
     title: str
@@ -27,6 +30,7 @@ class Method(NamedTuple):
     micro_batches: Callable[[int, int], int | None] = lambda stages, micro_batches: micro_batches
     mini_batches: int | None = 3
     optimizer: str = "momentum"
+    chunks: int = 1
 
 
 def _asynchronous(title: str, optimizer: str = "momentum", **schedule: Any) -> Method:
@@ -34,26 +38,30 @@ def _asynchronous(title: str, optimizer: str = "momentum", **schedule: Any) -> M
     return Method(title, schedule, lambda stages, micro_batches: None, None, optimizer)
 
 
-def _at_least_stages(stages: int, micro_batches: int) -> int:
-    return max(stages, micro_batches)
+def _at_least(rounds: int) -> Callable[[int, int], int]:
+    """As many micro-batches as asked for, but no fewer than a number for each stage."""
+    return lambda stages, micro_batches: max(rounds * stages, micro_batches)
 
 
 METHODS = (
     Method("GPipe", {"name": "gpipe"}),
     Method("1F1B with flush", {"name": "one_f_one_b"}),
-    Method("interleaved 1F1B, 2 chunks", {"name": "interleaved_1f1b", "chunks": 2}),
+    Method("interleaved 1F1B, 2 chunks", {"name": "interleaved_1f1b", "chunks": 2}, chunks=2),
     Method("ZB-H1", {"name": "zb_h1"}),
     Method("ZB-H2", {"name": "zb_h2"}),
+    Method("ZB-V", {"name": "zb_v"}, _at_least(2), chunks=2),
+    Method("Chimera", {"name": "chimera"}, lambda stages, micro_batches: stages),
+    Method("DualPipe 2025", {"name": "dualpipe_2025"}, _at_least(2)),
+    Method("DualPipeV", {"name": "dualpipe_v"}, _at_least(2), chunks=2),
     _asynchronous("vanilla asynchronous 1F1B", name="pipedream", weights="latest"),
     _asynchronous("PipeDream, weight stashing", name="pipedream"),
     _asynchronous("PipeDream, vertical sync", name="pipedream", weights="vertical_sync"),
-    Method("PipeDream-2BW", {"name": "pipedream_2bw"}, _at_least_stages, None),
+    Method("PipeDream-2BW", {"name": "pipedream_2bw"}, _at_least(1), None),
     _asynchronous("SpecTrain, alternating", name="dualpipe_2018", timeline="alternating"),
     _asynchronous("DualPipe 2018 with SpecTrain, concurrent", name="dualpipe_2018"),
     _asynchronous("PipeOptim", name="pipedream", weights="predict", predict="pipeoptim"),
     _asynchronous("XPipe", optimizer="adam", name="pipedream", weights="predict", predict="xpipe"),
     _asynchronous("PipeMare", name="pipedream", weights="predict", predict="pipemare"),
-    Method("Chimera", {"name": "chimera"}, lambda stages, micro_batches: stages),
 )
 """The rows of the table; Chimera's closed form holds for as many micro-batches as stages."""
 
@@ -81,12 +89,11 @@ def run(method: Method, stages: int, micro_batches: int, times: Times = EQUAL_PA
         "micro_batches": method.micro_batches(stages, micro_batches),
         "mini_batches": method.mini_batches,
     }
-    chunks = method.schedule.get("chunks", 1)
     section = {
         "name": method.title,
         "model": {
             "uniform": {
-                **{key[:-2]: f"{seconds / chunks} s" for key, seconds in times._asdict().items()},
+                **{key[:-2]: f"{seconds / method.chunks} s" for key, seconds in times._asdict().items()},
                 "activation": "1 B",
                 "parameters": "1 B",
             },

@@ -196,6 +196,11 @@ class Schedule:
         devices = op["source"][first].tolist()
         return {divmod(place, replicas): device for place, device in zip(weights.tolist(), devices, strict=True)}
 
+    @cached_property
+    def halves(self) -> Halves:
+        """Its ops by name."""
+        return Halves(self.ops)
+
     def devices_of(self, op: int) -> list[int]:
         """The devices whose lanes an op holds, in order: the members of a collective."""
         return sorted({self.lanes[lane].device for lane in self.lanes_of[op].tolist()})
@@ -289,7 +294,7 @@ class Schedule:
 
     def _check_passes(self) -> None:
         """Each stage has one forward and one backward, whole, in parts or split in two, of every micro-batch."""
-        halves, shape = Halves(self.ops), self.shape
+        halves, shape = self.halves, self.shape
         micro_batch, replica = (axis.ravel() for axis in np.indices((shape.total, shape.replicas)))
         for stage in range(shape.stages):
             if shape.copies:

@@ -8,59 +8,17 @@ costs no memory.
 from __future__ import annotations
 
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-ACTIVATIONS = "activations"
-"""The category of what has no other: outputs, what autograd saves, gradients of outputs."""
-
-
-class Change(NamedTuple):
-    """A storage came to life (``sign`` 1) or died (−1); ``after`` counts the operations that had ended before."""
-
-    after: int
-    sign: int
-    storage: int
-
-
-@dataclass
-class History:
-    """All that happened: operations by name, bytes and category of each storage, and the changes in order."""
-
-    operations: list[str] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    categories: dict[int, str] = field(default_factory=dict)
-    changes: list[Change] = field(default_factory=list)
-
-    def peak(self, without: Iterable[str] = ()) -> Peak:
-        """The most bytes that were ever alive, storages of some categories left out."""
-        left_out, live, held = set(without), 0, Counter[str]()
-        best = Peak(0, "", {})
-        for after, sign, storage in self.changes:
-            category = self.categories.get(storage, ACTIVATIONS)
-            if category in left_out:
-                continue
-            live += sign * self.sizes[storage]
-            held[category] += sign * self.sizes[storage]
-            if live > best.bytes:
-                name = self.operations[after - 1] if after else "start"
-                best = Peak(live, name, {key: size for key, size in held.items() if size})
-        return best
-
-
-class Peak(NamedTuple):
-    """Most live bytes, the operation that brought them, and what they were by category."""
-
-    bytes: int
-    operation: str
-    consists_of: Mapping[str, int]
+from sim.memory.history import ACTIVATIONS, GRADIENTS, INPUT, OPTIMIZER, WEIGHTS, History
+from sim.memory.rules import Tag
 
 
 class LiveBytes(TorchDispatchMode):
@@ -78,55 +36,65 @@ class LiveBytes(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run the operation and take note of what came out."""
-        result = func(*args, **(kwargs or {}))
         self.history.operations.append(str(func))
+        result = args[0].add_(args[1]) if _adds_in_place(func, args) else func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
-                self._meet(tensor)
+                self._meet(tensor, ACTIVATIONS)
         return result
 
     def name(self, tensors: Iterable[Tensor], category: str) -> None:
         """Say what tensors are for; also afterwards, as long as they live."""
         for tensor in tensors:
-            self.history.categories[self._meet(tensor)] = category
+            self.history.tags[self._meet(tensor, category)] = Tag(category)
 
-    def _meet(self, tensor: Tensor) -> int:
+    def _meet(self, tensor: Tensor, category: str) -> int:
         """The number of a tensor's storage, new where it was never seen."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._alive:
-            number = len(self.history.sizes)
-            self.history.sizes.append(storage.nbytes())
-            self._note(1, number)
+            number = self.history.born(storage.nbytes(), category)
             self._alive[key] = number, weakref.ref(storage, self._at_death(key, number))
         return self._alive[key][0]
 
     def _at_death(self, key: int, number: int) -> Callable[[Any], None]:
         def note(_: Any) -> None:
             del self._alive[key]
-            self._note(-1, number)
+            self.history.dies(number)
 
         return note
 
-    def _note(self, sign: int, storage: int) -> None:
-        self.history.changes.append(Change(len(self.history.operations), sign, storage))
+
+def _adds_in_place(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether backward would add this gradient to one that is there in place, were no one looking.
+
+    Under any dispatch mode autograd adds out of place (``isTensorSubclassLike``), which would count one tensor too many.
+    Else it adds in place if nothing else refers to the first gradient: no more, that is, than to the one that just came.
+    """
+    if func is not torch.ops.aten.add.Tensor or torch.is_grad_enabled() or torch._C._current_graph_task_id() < 0:
+        return False
+    first, second = args[:2]
+    return bool(first.dtype == second.dtype and _references(first) <= _references(second))
 
 
-def step(
-    module: torch.nn.Module, batch: Tensor, target: Tensor, optimizer: torch.optim.Optimizer | None = None
-) -> History:
+def _references(tensor: Tensor) -> int:
+    storage = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+    return int(tensor._use_count() + storage - tensor._is_view())
+
+
+def step(module: nn.Module, batch: Tensor, target: Tensor, optimizer: torch.optim.Optimizer | None = None) -> History:
     """What lived and died in one training step: forward, cross-entropy, backward and, if given, the update.
 
     Gradients start as ``None``, as ``zero_grad`` leaves them. Optimizer state that exists counts from the start.
     """
     with LiveBytes() as live:
-        live.name([*module.parameters(), *module.buffers()], "weights")
-        live.name([batch, target], "input")
+        live.name([*module.parameters(), *module.buffers()], WEIGHTS)
+        live.name([batch, target], INPUT)
         if optimizer is not None:
             states = [value for state in optimizer.state.values() for value in state.values()]
-            live.name([value for value in states if isinstance(value, Tensor)], "optimizer")
-        torch.nn.functional.cross_entropy(module(batch), target).backward()
-        live.name([weight.grad for weight in module.parameters() if weight.grad is not None], "gradients")
+            live.name([value for value in states if isinstance(value, Tensor)], OPTIMIZER)
+        cross_entropy(module(batch), target).backward()
+        live.name([weight.grad for weight in module.parameters() if weight.grad is not None], GRADIENTS)
         if optimizer is not None:
             optimizer.step()
     return live.history

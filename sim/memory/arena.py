@@ -123,6 +123,9 @@ class Arena:
     def record_stream(self, address: int, stream: int) -> None:
         """Nothing: whoever planned a life made it as long as every stream needs."""
 
+    def finish(self, stream: int) -> None:
+        """Nothing, likewise."""
+
     def stats(self) -> dict[str, int]:
         """Figures by the keys of ``torch.cuda.memory_stats``."""
         return self.statistics.flat(None)

@@ -46,7 +46,8 @@ class BestFit:
             rest.splice(block, block.next)
             block.size = size
             self.pool.insert(rest)
-        block.active, block.requested, block.tag = True, size_bytes, tag
+        block.active = block.allocated = True
+        block.requested, block.tag = size_bytes, tag
         self.active[block.address] = block
         for gauges in self.pool.gauges:
             gauges.allocation.add(1)
@@ -68,10 +69,11 @@ class BestFit:
     def free(self, address: int) -> None:
         """Give a block back, merged with its free neighbours."""
         block = self.active.get(address)
-        if block is None:
+        if block is None or not block.allocated:
             if not address:
                 return
             raise BrokenInvariant(f"invalid device pointer: {address:#x}")
+        block.allocated = False
         if block.streams:
             self.waits.wait(address, block.streams)
             block.streams = None

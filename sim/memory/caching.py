@@ -118,15 +118,15 @@ class Caching:
         if block is not None and block.allocated and stream != block.stream:
             block.streams = {*(block.streams or ()), stream}
 
-    def stats(self) -> dict[str, int]:
-        """What ``torch.cuda.memory_stats`` returns."""
-        return self.statistics.flat(self._max_split)
-
-    # What else a program can do
-
     def finish(self, stream: int) -> None:
         """All work given to ``stream`` before this is over; the next `malloc` notices."""
         self.waits.finish(stream)
+
+    # What else a program can do or ask
+
+    def stats(self) -> dict[str, int]:
+        """What ``torch.cuda.memory_stats`` returns."""
+        return self.statistics.flat(self._max_split)
 
     def empty_cache(self) -> tuple[DeviceCall, ...]:
         """Give back every whole free segment and page (``torch.cuda.empty_cache``); what was asked of the driver."""
@@ -252,8 +252,9 @@ class Caching:
         if block.previous is not None or block.next is not None:
             blocks += 1
             change += block.size
+        counts = (blocks or change) and block.expandable is None
         for gauges in pool.gauges:
-            if block.expandable is None:
+            if counts:
                 gauges.inactive_split.change(blocks)
                 gauges.inactive_split_bytes.change(change)
             gauges.active.subtract(1)

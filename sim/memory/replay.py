@@ -19,10 +19,11 @@ from sim.memory.settings import SMALL_BUFFER, SMALL_SIZE
 from sim.memory.snapshot import INACTIVE, Entry, Snapshot, state
 
 _TAKES, _GIVES = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
+_ON_THE_WAY = frozenset((*_TAKES, *_GIVES, "free_completed"))
 _SHOWN, _MOST_MISMATCHES = 10, 100
 _ELSEWHERE = 2**56  # where no GPU has memory
 
-Watch = Callable[[Entry, Caching], None]
+Watch = Callable[[int, Entry, Caching], None]
 
 
 @dataclass(slots=True)
@@ -84,7 +85,8 @@ def replay(
     device : its number; not needed where the snapshot holds only one.
     total_bytes : memory of the GPU it was recorded on, which no file holds; garbage collection goes by it, and it
         limits how far an expandable segment reaches.
-    watch : called after every event with the state that it led to.
+    watch : called after every event with its index, the event, and the state that it led to; an allocation with all
+        that it took from the driver, and a free that completes at once, count as one event.
 
     Raises
     ------
@@ -206,7 +208,7 @@ class _Player:
             known, self.found.event = self.found.mismatched, self.at
             self.at = self._step(self.at)
             if self.watch is not None:
-                self.watch(self.trace[self.at - 1], self.caching)
+                self.watch(self.at - 1, self.trace[self.at - 1], self.caching)
             if self.found.mismatched > known:
                 self._note_peaks()
                 self._begin()
@@ -236,14 +238,18 @@ class _Player:
 
     def _step(self, index: int) -> int:
         """Play one event, or all that one allocation took; the index behind them."""
-        entry, end = self.trace[index], self._end(index)
-        outcome = self.trace[end] if end < len(self.trace) else None
+        entry = self.trace[index]
+        if entry.action == "alloc":
+            self._allocate(entry, ())
+            return index + 1
         if entry.action == "free_requested":
             return self._free(index)
         if entry.action == "free_completed" and not self._awaited(index):
             self.caching.finish(waiting(entry.address))
             self.caching.poll()
             return index + 1
+        end = self._end(index)
+        outcome = self.trace[end] if end < len(self.trace) else None
         if outcome is None or outcome.action not in ("alloc", "oom"):
             self._empty_cache(self.trace[index:end])
             return max(end, index + 1)
@@ -252,14 +258,15 @@ class _Player:
 
     def _end(self, index: int) -> int:
         """The index behind all that an allocation may have taken."""
-        while index < len(self.trace) and self.trace[index].action in (*_TAKES, *_GIVES, "free_completed"):
+        while index < len(self.trace) and self.trace[index].action in _ON_THE_WAY:
             index += 1
         return index
 
     def _free(self, index: int) -> int:
         address = self.trace[index].address
-        following = self.trace[index + 1 : index + 2]
-        at_once = bool(following) and following[0][:2] == ("free_completed", address) and not self._awaited(index + 1)
+        after = self.trace[index + 1] if index + 1 < len(self.trace) else None
+        at_once = after is not None and after.action == "free_completed" and after.address == address
+        at_once = at_once and not self._awaited(index + 1)
         if not at_once:
             self.caching.record_stream(address, waiting(address))
         self.caching.free(address)
@@ -272,7 +279,10 @@ class _Player:
         """
         end = self._end(index)
         outcome = self.trace[end] if end < len(self.trace) else None
-        if outcome is None or not (outcome.action == "oom" or any(e.action in _GIVES for e in self.trace[index:end])):
+        fails = outcome is not None and outcome.action == "oom"
+        if outcome is None or (end == index + 1 and not fails):
+            return False
+        if not fails and not any(event.action in _GIVES for event in self.trace[index:end]):
             return False
         block = self.caching.active[self.trace[index].address]
         merged = block.size + sum(
@@ -287,25 +297,31 @@ class _Player:
         return (entry for entry in later if entry.action == "segment_map" and entry.stream == self.stream)
 
     def _allocate(self, entry: Entry, before: Sequence[Entry]) -> None:
-        events = [event for event in before if event.action != "free_completed"]
-        first = next((at for at, event in enumerate(events) if event.action in _TAKES), len(events))
-        fails = entry.action == "oom"
-        if first and not fails and (first == len(events) or self._unasked(entry, events[:first])):
-            self._empty_cache(events[:first])
-            events = events[first:]
+        """Play an allocation, or the failure of one, and what it took from the driver before."""
+        fails, events = entry.action == "oom", self._asked(entry, before) if before else ()
         self.driver.ahead.extend(events)
         self.driver.fails, self.stream = fails, entry.stream
         grant = self.caching.malloc(entry.size, entry.stream)
         self._drain()
-        if fails != (grant is None):
-            self.found.disagree(
-                f"{entry.size:,} B: {'out of memory' if fails else 'an allocation'} recorded, the other predicted"
-            )
-        place, same = grant and grant.address, grant is not None and grant.address == entry.address
-        if not events and not fails:
-            self.found.cached_allocations.count(same and grant is not None and not grant.calls)
-        if place is not None and not same:
-            self.found.disagree(f"{entry.size:,} B: {entry.address:#x} recorded, {place:#x} predicted")
+        if fails or grant is None:
+            if fails != (grant is None):
+                outcome = "out of memory" if fails else "an allocation"
+                self.found.disagree(f"{entry.size:,} B: {outcome} recorded, the other predicted")
+            return
+        same = grant.address == entry.address
+        if not events:
+            self.found.cached_allocations.count(same and not grant.calls)
+        if not same:
+            self.found.disagree(f"{entry.size:,} B: {entry.address:#x} recorded, {grant.address:#x} predicted")
+
+    def _asked(self, entry: Entry, before: Sequence[Entry]) -> Sequence[Entry]:
+        """What an allocation took from the driver, without releases before that the program asked for."""
+        events = [event for event in before if event.action != "free_completed"]
+        first = next((at for at, event in enumerate(events) if event.action in _TAKES), len(events))
+        if not first or entry.action == "oom" or (first < len(events) and not self._unasked(entry, events[:first])):
+            return events
+        self._empty_cache(events[:first])
+        return events[first:]
 
     def _unasked(self, entry: Entry, releases: Sequence[Entry]) -> bool:
         """Whether releases before an allocation may be the program's wish: nothing had to go, or all went at once."""

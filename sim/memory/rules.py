@@ -1,4 +1,4 @@
-"""What every allocator can do: the verbs that the simulator and a replay speak.
+"""What every allocator can do: the four verbs that the simulator and a replay speak, and statistics.
 
 An allocator has no clock. What it asks of the driver on the way comes back with each allocation, so that whoever has a
 clock can charge for it.
@@ -50,6 +50,10 @@ class Rules(Protocol):
 
     def record_stream(self, address: int, stream: int) -> None:
         """Work on another stream uses the allocation too: freed, it stays taken until that work is done."""
+        ...
+
+    def finish(self, stream: int) -> None:
+        """All work given to ``stream`` before this is over."""
         ...
 
     def stats(self) -> dict[str, int]:

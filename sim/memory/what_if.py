@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from sim.memory.arena import Arena, Request, pack
+from sim.memory.best_fit import BestFit
 from sim.memory.caching import Caching
 from sim.memory.driver import SimulatedDriver
 from sim.memory.replay import the_device
 from sim.memory.restore import restore, waiting
 from sim.memory.rewind import Start, rewind
+from sim.memory.rules import Rules
 from sim.memory.settings import ROUND_LARGE, Settings
 from sim.memory.snapshot import Entry, Snapshot
 
@@ -91,26 +95,67 @@ def _recorded(
 def _afresh(
     start: Start, settings: Settings, capacity_bytes: int | None, device: int
 ) -> tuple[Caching, dict[int, int]]:
-    """A new process that asks for what was in use, in the order of addresses."""
+    """A new process that asks for what was in use."""
     caching = Caching(settings, SimulatedDriver(capacity_bytes), device=device)
+    return caching, _occupy(caching, start)
+
+
+def _occupy(rules: Rules, start: Start) -> dict[int, int]:
+    """Ask for what was in use, in the order of addresses; where it is now, up to the first that does not fit."""
     places: dict[int, int] = {}
     for segment in start.segments:
         for held in segment.held:
-            grant = caching.malloc(held.requested, segment.stream)
+            grant = rules.malloc(held.requested, segment.stream)
             if grant is None:
-                return caching, places
+                return places
             places[held.address] = grant.address
             if held.pending:
-                caching.record_stream(grant.address, waiting(held.address))
-                caching.free(grant.address)
-    return caching, places
+                rules.record_stream(grant.address, waiting(held.address))
+                rules.free(grant.address)
+    return places
 
 
-def _play(caching: Caching, trace: tuple[Entry, ...], places: dict[int, int]) -> int | None:
+def compare(snapshot: Snapshot, device: int | None = None) -> dict[str, int]:
+    """The least memory that each allocator would have needed for the same requests, laid out afresh, in bytes.
+
+    ``live`` is the most that lives at once, which none can beat; ``arena`` knows the whole run beforehand; ``caching``
+    and ``expandable_segments`` are PyTorch's without and with that setting.
+    """
+    number = the_device(snapshot, device)
+    start, trace = rewind(snapshot, number), snapshot.traces[number] if number < len(snapshot.traces) else ()
+    packing = pack(_requests(start, trace))
+    allocators: dict[str, Rules] = {
+        "arena": Arena(packing),
+        "best_fit": BestFit(),
+        "caching": Caching(replace(snapshot.settings, expandable_segments=False)),
+        "expandable_segments": Caching(replace(snapshot.settings, expandable_segments=True)),
+    }
+    found = {"live": packing.live_bytes}
+    for name, rules in allocators.items():
+        _play(rules, trace, _occupy(rules, start))
+        found[name] = rules.stats()["reserved_bytes.all.peak"]
+    return found
+
+
+def _requests(start: Start, trace: Sequence[Entry]) -> list[Request]:
+    """Every allocation with its life, counted in events; what is never freed lives to the end."""
+    requests = [Request(held.requested, -1, len(trace)) for segment in start.segments for held in segment.held]
+    number = {held.address: index for index, held in enumerate(h for s in start.segments for h in s.held)}
+    for index, entry in enumerate(trace):
+        if entry.action in ("alloc", "oom"):
+            if entry.action == "alloc":
+                number[entry.address] = len(requests)
+            requests.append(Request(entry.size, index, len(trace)))
+        elif entry.action == "free_completed":
+            requests[number[entry.address]] = requests[number[entry.address]]._replace(end=index)
+    return requests
+
+
+def _play(rules: Rules, trace: Sequence[Entry], places: dict[int, int]) -> int | None:
     """Play allocations and frees; the index of the first that does not fit. A recorded failure is tried again."""
     for index, entry in enumerate(trace):
         if entry.action in ("alloc", "oom"):
-            grant = caching.malloc(entry.size, entry.stream)
+            grant = rules.malloc(entry.size, entry.stream)
             if grant is None:
                 return index
             if entry.action == "alloc":
@@ -119,8 +164,8 @@ def _play(caching: Caching, trace: tuple[Entry, ...], places: dict[int, int]) ->
             address = places.pop(entry.address)
             after = trace[index + 1] if index + 1 < len(trace) else None
             if after is None or after[:2] != ("free_completed", entry.address):
-                caching.record_stream(address, waiting(entry.address))
-            caching.free(address)
+                rules.record_stream(address, waiting(entry.address))
+            rules.free(address)
         elif entry.action == "free_completed":
-            caching.finish(waiting(entry.address))
+            rules.finish(waiting(entry.address))
     return None

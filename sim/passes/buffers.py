@@ -25,7 +25,7 @@ def apply(schedule: Schedule) -> Events:
     """
     ops = schedule.ops
     forward = np.flatnonzero(np.isin(ops["kind"], FORWARD_KINDS))
-    halves = Halves(ops)
+    halves = schedule.halves
     chunks = [_saved(schedule, forward, forward, BufferKind.ACTIVATION), _weight_states(schedule)]
     send = np.flatnonzero(ops["kind"] == OpKind.SEND_ACTIVATION)
     op = ops[send]
@@ -52,7 +52,7 @@ def _saved(schedule: Schedule, alloc: IntColumn, forward: IntColumn, kind: Buffe
     """What each backward needs of its forward; on a device of its own from the transfer that brings it."""
     last = OpKind.BACKWARD_INPUT if kind is BufferKind.ACTIVATION else OpKind.BACKWARD_WEIGHT
     op, backward = schedule.ops[forward], _released_by(schedule, forward, last)
-    sent = Halves(schedule.ops).find(OpKind.SEND_SAVED, op["stage"], op["micro_batch"], op["replica"])
+    sent = schedule.halves.find(OpKind.SEND_SAVED, op["stage"], op["micro_batch"], op["replica"])
     away = sent >= 0
     here = _live(schedule, alloc, np.where(away, sent, backward), kind, forward)
     return np.concatenate([here, _live(schedule, sent[away], backward[away], kind, backward[away])])
@@ -62,7 +62,7 @@ def _weight_states(schedule: Schedule) -> Events:
     """What each weight gradient needs, from the end of its input gradient."""
     weight = np.flatnonzero(schedule.ops["kind"] == OpKind.BACKWARD_WEIGHT)
     op = schedule.ops[weight]
-    split = Halves(schedule.ops).find(OpKind.BACKWARD_INPUT, op["stage"], op["micro_batch"], op["replica"])
+    split = schedule.halves.find(OpKind.BACKWARD_INPUT, op["stage"], op["micro_batch"], op["replica"])
     events = _live(schedule, split, weight, BufferKind.WEIGHT_STATE)
     events["when"] = END
     return events
@@ -92,7 +92,7 @@ def _shared(schedule: Schedule, predicting: IntColumn) -> tuple[IntColumn, IntCo
     count = schedule.shape.micro_batches
     first = predicting[schedule.ops["micro_batch"][predicting] % count == 0]
     op = schedule.ops[first]
-    return first, Halves(schedule.ops).find(op["kind"], op["stage"], op["micro_batch"] + count - 1, op["replica"])
+    return first, schedule.halves.find(op["kind"], op["stage"], op["micro_batch"] + count - 1, op["replica"])
 
 
 def _predicting(schedule: Schedule, kinds: tuple[OpKind, ...], side: int) -> IntColumn:
@@ -105,7 +105,7 @@ def _in_place(schedule: Schedule, backward: IntColumn) -> NDArray[np.bool_]:
     """Whether a backward runs on another lane than its forward."""
     lane, op = np.full(len(schedule), -1), schedule.ops[backward]
     lane[schedule.order.values] = schedule.order.owners
-    forward = Halves(schedule.ops).find(OpKind.FORWARD, op["stage"], op["micro_batch"], op["replica"])
+    forward = schedule.halves.find(OpKind.FORWARD, op["stage"], op["micro_batch"], op["replica"])
     return np.asarray(lane[forward] != lane[backward])
 
 
@@ -120,7 +120,7 @@ def _averages(schedule: Schedule) -> Events:
             mine = row[ops["stage"][row] == stage]
             if updates[mine].any():
                 first, last = [*first, int(mine[0])], [*last, int(mine[-1])]
-    events = _live(schedule, np.array(first), np.array(last), BufferKind.PREDICTED_WEIGHTS)
+    events = _live(schedule, np.array(first, np.int64), np.array(last, np.int64), BufferKind.PREDICTED_WEIGHTS)
     events["number"] = -1
     return events
 
@@ -132,7 +132,7 @@ def _gradient_of(halves: Halves, stage: IntColumn, micro_batch: IntColumn, repli
 
 def _released_by(schedule: Schedule, forward: IntColumn, last: OpKind = OpKind.BACKWARD_WEIGHT) -> IntColumn:
     """The op whose end frees what each forward saved: ``last`` where backward is split, else its (last part)."""
-    op, halves = schedule.ops[forward], Halves(schedule.ops)
+    op, halves = schedule.ops[forward], schedule.halves
     name = op["stage"], op["micro_batch"], op["replica"]
     candidates = [halves.find(last, *name), halves.find(OpKind.BACKWARD, *name)]
     candidates.append(halves.find(OpKind.BACKWARD, *name, 0))
@@ -173,7 +173,7 @@ def _stashes(schedule: Schedule) -> Events:
             readers, _predicting(schedule, BACKWARD_KINDS, 0)
         )  # they keep their forward's prediction
     op = ops[readers]
-    superseding = Halves(ops).find(OpKind.UPDATE, op["stage"], op["reads"], op["replica"])
+    superseding = schedule.halves.find(OpKind.UPDATE, op["stage"], op["reads"], op["replica"])
     by_place = np.argsort(place[readers], kind="stable")
     late = by_place[(superseding[by_place] >= 0) & (place[readers] > place[superseding])[by_place]]
     last_reader[superseding[late]] = readers[late]

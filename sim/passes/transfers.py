@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sim.longest_path import unit_slots
 from sim.ops import Lane, OpKind
-from sim.schedule import FORWARD_KINDS, OPS, Halves, IntColumn, Schedule, assemble
+from sim.schedule import FORWARD_KINDS, OPS, IntColumn, Schedule, assemble
 
 
 def apply(schedule: Schedule, holds_lanes: Callable[[int, int], bool]) -> Schedule:
@@ -54,7 +54,7 @@ Moves = tuple[NDArray[np.void], IntColumn]
 
 def _sends(schedule: Schedule, kind: OpKind, step: int) -> Moves:
     """Transfers from every stage to the stage ``step`` further."""
-    ops, halves = schedule.ops, Halves(schedule.ops)
+    ops, halves = schedule.ops, schedule.halves
     forward = step > 0
     kinds = FORWARD_KINDS if forward else (OpKind.BACKWARD, OpKind.BACKWARD_INPUT, OpKind.FORWARD_BACKWARD)
     producer = np.flatnonzero(np.isin(ops["kind"], kinds))
@@ -64,22 +64,22 @@ def _sends(schedule: Schedule, kind: OpKind, step: int) -> Moves:
     wanted = (OpKind.FORWARD,) if forward else (OpKind.BACKWARD, OpKind.BACKWARD_INPUT)
     found = [halves.find(want, stage + step, micro_batch, replica, anywhere=True) for want in wanted]
     consumer = np.maximum.reduce(found)
-    return _moves(schedule, halves, kind, name, producer, consumer)
+    return _moves(schedule, kind, name, producer, consumer)
 
 
 def _saved(schedule: Schedule) -> Moves:
     """What a forward saves, to the device of its backward."""
-    ops, halves = schedule.ops, Halves(schedule.ops)
+    ops, halves = schedule.ops, schedule.halves
     producer = np.flatnonzero(ops["kind"] == OpKind.FORWARD)
     op = ops[producer]
     name = op["stage"], op["micro_batch"], op["replica"]
     consumer = np.maximum(halves.find(OpKind.BACKWARD, *name), halves.find(OpKind.BACKWARD_INPUT, *name))
-    return _moves(schedule, halves, OpKind.SEND_SAVED, name, producer, consumer)
+    return _moves(schedule, OpKind.SEND_SAVED, name, producer, consumer)
 
 
 def _pulls(schedule: Schedule) -> Moves:
     """Each version of a stage's weights that is read on another device than the one that made it."""
-    ops, halves = schedule.ops, Halves(schedule.ops)
+    ops, halves = schedule.ops, schedule.halves
     reader = np.flatnonzero(ops["kind"] == OpKind.FORWARD)
     op = ops[reader]
     update = halves.find(OpKind.UPDATE, op["stage"], op["reads"] - 1, op["replica"])
@@ -88,28 +88,20 @@ def _pulls(schedule: Schedule) -> Moves:
     reader = reader[away][first]
     op = ops[reader]
     name = op["stage"], op["reads"], op["replica"]
-    moves, producer = _moves(schedule, halves, OpKind.PULL, name, update, reader)
+    moves, producer = _moves(schedule, OpKind.PULL, name, update, reader)
     moves["reads"] = moves["micro_batch"]
     return moves, producer
 
 
-def _moves(
-    schedule: Schedule,
-    halves: Halves,
-    kind: OpKind,
-    name: Name,
-    producer: IntColumn,
-    consumer: IntColumn,
-) -> Moves:
+def _moves(schedule: Schedule, kind: OpKind, name: Name, producer: IntColumn, consumer: IntColumn) -> Moves:
     """A transfer from each producer to its consumer (−1: none), where that is on another device and not there yet."""
     source, target = schedule.ops["source"][producer], schedule.ops["source"][consumer]
-    crosses = (consumer >= 0) & (source != target) & (halves.find(kind, *name) < 0)
+    crosses = (consumer >= 0) & (source != target) & (schedule.halves.find(kind, *name) < 0)
     moves = np.zeros(int(crosses.sum()), OPS)
     for column in ("part", "other_stage", "other_micro_batch", "reads", "writes"):
         moves[column] = -1
-    for column, values in zip(
-        ("stage", "micro_batch", "replica", "source", "target"), (*name, source, target), strict=True
-    ):
+    columns = ("stage", "micro_batch", "replica", "source", "target")
+    for column, values in zip(columns, (*name, source, target), strict=True):
         moves[column] = values[crosses]
     moves["kind"] = kind
     return moves, producer[crosses]

@@ -55,7 +55,7 @@ def _refuse_copies_elsewhere(schedule: Schedule, weights: Weights, distances: Di
 
 def _reads(schedule: Schedule, weights: Weights, predict: str) -> IntColumn:
     shape, ops = schedule.shape, schedule.ops
-    reader = reader_of(shape, ops, Halves(ops), weights, predict)
+    reader = reader_of(shape, ops, schedule.halves, weights, predict)
     reads = ops["reads"][reader].astype(np.int64)
     if weights == "vertical_sync":
         reads = same_mini_batches(shape, ops["stage"][reader], reads, ops["stage"])
@@ -110,8 +110,9 @@ def distances_at(
 
     Of a stage's micro-batches the most frequent value in the middle third of the mini-batches counts.
     """
-    passes = _Passes.of(shape, ops)
-    finished = end[Halves(ops).find(OpKind.UPDATE, passes.stage, passes.update, passes.replica)]
+    halves = Halves(ops)
+    passes = _Passes.of(shape, ops, halves)
+    finished = end[halves.find(OpKind.UPDATE, passes.stage, passes.update, passes.replica)]
     if predict in ("spectrain", "xpipe"):
         finished = _done(shape, ops, end)[passes.micro_batch // shape.micro_batches]
     forward, backward = (
@@ -138,8 +139,8 @@ class _Passes(NamedTuple):
     update: IntColumn
 
     @classmethod
-    def of(cls, shape: Shape, ops: NDArray[np.void]) -> _Passes:
-        halves, forward = Halves(ops), np.flatnonzero(np.isin(ops["kind"], FORWARD_KINDS))
+    def of(cls, shape: Shape, ops: NDArray[np.void], halves: Halves) -> _Passes:
+        forward = np.flatnonzero(np.isin(ops["kind"], FORWARD_KINDS))
         stage, micro_batch, replica = (
             ops[name][forward].astype(np.int64) for name in ("stage", "micro_batch", "replica")
         )

@@ -57,7 +57,7 @@ def steps(rank: int, ranks: int, micro_batches: int) -> Iterator[str]:
     yield from ("F0",) * (2 * left)
     yield from ("F0", "F1") * (rank + 1)
     yield from ("I1", "W", "F1") * left
-    yield from meeting if left else ("F0", "B1", *meeting[1:])  # the other GPU in the middle waits for both
+    yield from meeting if left else ("F0", "B1", *meeting[1:])  # apart in the middle: neither waits for both
     yield from ("B1", "F1B0") * left
     yield from ending[: rank + 1]
     yield from (step.replace("B", "I") for step in ending[rank + 1 :])

@@ -86,7 +86,7 @@ def runs(draw: st.DrawFn, compose: Any, mesh: Any) -> Run:
     plan, binding = compose(
         work,
         draw(st.sampled_from([mesh, tree]))(stages, *figures),
-        draw(st.lists(layer, min_size=count, max_size=count)),
+        [draw(layer)] * count if draw(st.booleans()) else draw(st.lists(layer, min_size=count, max_size=count)),
         "stash" if name == "stash" else "latest",
         update_s=draw(st.sampled_from([0.0, 0.1])),
         buckets=buckets,
@@ -209,15 +209,40 @@ def no_link_is_ever_above_its_bandwidth(made: Run) -> None:
 
 
 def memory_returns_to_its_start(made: Run) -> None:
-    """What an op allocates some op releases, and never before."""
-    events = made.trace.memory[made.trace.memory["op"] >= 0]
+    """What an op allocates some op releases, and never before; at one instant, what ends makes room for what starts."""
+    events, start_s = made.trace.memory[made.trace.memory["op"] >= 0], made.trace.start_s
     live: Counter[tuple[int, ...]] = Counter()
+    now, started = -1.0, False
     for row in events:
         buffer = tuple(int(row[name]) for name in ("device", "kind", "stage", "number"))
         live[buffer] += int(row["bytes"])
         assert live[buffer] >= 0
+        started = row["bytes"] > 0 or (started and row["time_s"] == now)
+        assert row["bytes"] > 0 or not started or start_s[row["op"]] == row["time_s"]
+        now = row["time_s"]
     assert not any(live.values())
     assert (np.diff(made.trace.memory["time_s"]) >= 0).all()
+
+
+@given(
+    data=st.data(),
+    stages=st.integers(2, 4),
+    micro_batches=st.integers(1, 2),
+    latency_s=st.sampled_from([0.0, 1.0, 2.0]),
+)
+@settings(max_examples=40)
+def test_at_one_instant_ends_come_before_starts(
+    compose: Any, mesh: Any, data: st.DataObject, stages: int, micro_batches: int, latency_s: float
+) -> None:
+    """Whole seconds everywhere and two lanes that wait for each other: most instants are ties."""
+    seconds = st.sampled_from([1.0, 2.0, 3.0])
+    layer = st.tuples(seconds, seconds).map(lambda s: Layer("layer", s[0], s[1] / 2, s[1] / 2, 1.0, 2.0, 1.0))
+    plan, binding = compose(
+        dualpipe_2018.plan(stages, micro_batches, 6),
+        mesh(stages, "latency", latency_s, 1.0),
+        data.draw(st.lists(layer, min_size=stages, max_size=stages)),
+    )
+    memory_returns_to_its_start(Run(plan, binding, run(plan, binding)))
 
 
 SCRIPT = """
