@@ -37,7 +37,7 @@ class LongestPath:
         events = np.empty(0, EVENTS) if plan.events is None else plan.events
         memory = memory_columns(binding, events, start, end)
         _refuse_overflow(binding, memory)
-        columns = schedule.ops, schedule.lanes, schedule.lanes_of
+        columns = schedule.ops, schedule.lanes, schedule.order
         header = {"backend": self.name, "seed": seed, "hardware": "simulated"}
         return record(plan, binding, columns, start, end, memory, header)
 

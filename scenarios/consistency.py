@@ -91,12 +91,14 @@ def _sizes(schedule: Mapping[str, Any]) -> Iterator[Wrong]:
 def _replicas(schedule: Mapping[str, Any], devices: int | None) -> Iterator[Wrong]:
     """Replicas of stages that the cluster has no room for, or whose turns hardly ever meet."""
     replicas, path = schedule.get("replicas"), ("schedule", "replicas")
+    if replicas == []:
+        yield Wrong(path, "is empty", "one count for each stage")
     if not isinstance(replicas, list) or not all(type(count) is int and count > 0 for count in replicas):
         return
     if devices and sum(replicas) > devices:
         yield Wrong(path, f"{sum(replicas)} GPUs on {devices} devices")
     elif (forwards := len(replicas) * math.lcm(*replicas)) > MAX_FORWARDS:
-        yield Wrong(path, f"all have had equally many mini-batches after {forwards} forward passes, over {MAX_FORWARDS}")
+        yield Wrong(path, f"no common round within {MAX_FORWARDS} forward passes: it takes {forwards}")
 
 
 def _stages(

@@ -16,7 +16,7 @@ from typing import Literal
 from sim.checkpointing.plan import Plan, Run, vertices
 from sim.memory import history as category
 from sim.memory.history import History
-from sim.tape import Device, Step, Tape
+from sim.tape import ELEMENT, Device, Step, Tape
 from sim.training import MOMENTS, Optimizer
 
 Mode = Literal["reentrant", "non_reentrant"]
@@ -37,18 +37,29 @@ def training_step(
     loss = len(tape.vertices)
     whole = (*(range(1, loss) if plan is None else plan), loss)
     heap = _Heap()
-    for size in tape.parameters:
-        heap.born(size, category.WEIGHTS)
-        for _ in range(MOMENTS[optimizer]):
-            heap.born(size, category.OPTIMIZER)
-    heap.born(tape.buffer_bytes, category.WEIGHTS)
-    heap.born(tape.target_bytes, category.INPUT)
+    for size in lasting_bytes(tape, optimizer):
+        heap.born(*size)
     values = {tape.boundaries[0]: heap.born(tape.sizes[tape.boundaries[0]], category.INPUT)}
     player = _Player(tape, mode, heap, whole, names or [f"vertex {k}" for k in range(1, loss)])
-    player.backward(player.forward(whole, values, saving=True))
-    if optimizer in ("adam", "adamw"):
-        _update(heap, tape.parameters, tape.device)
+    records, value = player.forward(whole, values, saving=True), len(tape.sizes) - 1
+    one = heap.hold(player.receive(value))
+    player.backward(records)
+    heap.drop([values[value], one])
+    _update(heap, tape, optimizer)
     return heap.history
+
+
+def lasting_bytes(tape: Tape, optimizer: Optimizer) -> list[tuple[int, str]]:
+    """What lives throughout a step, with its category: weights and buffers, optimizer state, targets.
+
+    On a CPU each parameter's count of Adam's steps is a tensor too.
+    """
+    found = [(size, category.WEIGHTS) for size in (*tape.parameters, tape.buffer_bytes)]
+    for size in tape.parameters:
+        found += [(size, category.OPTIMIZER)] * MOMENTS[optimizer]
+        if optimizer in ("adam", "adamw") and tape.device == "cpu":
+            found.append((ELEMENT, category.OPTIMIZER))
+    return [*found, (tape.target_bytes, category.INPUT)]
 
 
 @dataclass(slots=True)
@@ -157,6 +168,11 @@ class _Player:
     def _hold(self, storages: Iterable[int]) -> list[int]:
         return [self._heap.hold(storage) for storage in dict.fromkeys(storages)]
 
+    def receive(self, tensor: int) -> int:
+        """The gradient of ``tensor`` is there; of the loss it is a one."""
+        self._gradients[tensor] = self._heap.born(self._tape.sizes[tensor], category.OUTPUT_GRADIENTS)
+        return self._gradients[tensor]
+
     def backward(self, records: Sequence[_Recorded | _Waiting]) -> None:
         """Take back what was recorded, the last first."""
         for record in reversed(records):
@@ -184,8 +200,6 @@ class _Player:
     def _step_back(self, step: Step, name: str, saved: list[int]) -> None:
         heap, sizes = self._heap, self._tape.sizes
         heap.history.operations.append(f"backward {name}: {step.name}")
-        if step.writes == len(sizes) - 1:  # the loss, whose gradient is a one that the caller holds on to
-            self._gradients[step.writes] = heap.hold(heap.born(sizes[-1], category.OUTPUT_GRADIENTS, name))
         received = self._gradients.pop(step.writes)
         wanted = [tensor for tensor in step.reads if tensor in self._trained]
         workspace = [heap.born(step.backward_bytes, category.WORKSPACE, name)] if step.backward_bytes else []
@@ -238,18 +252,91 @@ def _saves_late(step: Step) -> bool:
     return bool(step.extra_bytes) or step.writes in step.saves
 
 
-def _update(heap: _Heap, parameters: Sequence[int], device: Device) -> None:
+def _update(heap: _Heap, tape: Tape, optimizer: Optimizer) -> None:
     """Adam's denominators: of all parameters at once on a GPU, of one after the other on a CPU, each made in two steps.
 
-    The one before is let go of when the next is ready.
+    There the one before is let go of when the next is ready. Other optimizers work in place.
     """
     heap.history.operations.append("update")
-    if device == "cuda":
-        heap.drop([heap.born(size, category.WORKSPACE) for size in parameters])
+    if optimizer not in ("adam", "adamw"):
+        return
+    if tape.device == "cuda":
+        heap.drop([heap.born(size, category.WORKSPACE) for size in tape.parameters])
         return
     before: list[int] = []
-    for size in parameters:
+    for size in tape.parameters:
         root, denominator = (heap.born(size, category.WORKSPACE) for _ in range(2))
         heap.drop([root, *before])
         before = [denominator]
     heap.drop(before)
+
+
+def update_bytes(tape: Tape, optimizer: Optimizer) -> int:
+    """The most that is alive in the update beside weights, state and input: gradients and what the optimizer needs."""
+    heap = _Heap()
+    for size in tape.parameters:
+        heap.born(size, category.GRADIENTS)
+    _update(heap, tape, optimizer)
+    return heap.history.peak().bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What one vertex holds, in bytes beyond its input.
+
+    ``kept`` is what it saves beside its input and its output, either of which it ``saves`` or not. Most alive at once:
+    ``through`` while it runs and saves nothing, ``forward`` while it runs, ``stopped`` while it runs only to the last
+    thing that it saves, ``backward`` from when the gradient of its output is there. ``gradients`` of its parameters
+    stay; they are in ``backward``.
+    """
+
+    output: int
+    kept: int = 0
+    saves_input: bool = True
+    saves_output: bool = False
+    through: int = 0
+    forward: int = 0
+    stopped: int = 0
+    backward: int = 0
+    gradients: int = 0
+
+
+def facts(tape: Tape) -> list[Facts]:
+    """What each vertex holds, the loss among them, found by playing it alone."""
+    return [_alone(tape, vertex) for vertex in range(1, len(tape.vertices) + 1)]
+
+
+def _alone(tape: Tape, vertex: int) -> Facts:
+    through, stopped = (_play_alone(tape, vertex, saving, stop=saving)[0].history.peak().bytes for saving in (False, True))
+    heap, player, values, records, start = _play_alone(tape, vertex, saving=True, stop=False)
+    history, last = heap.history, tape.vertices[vertex - 1][-1].writes
+    saves_output = heap.is_shared(values[last])
+    heap.drop(values.values())
+    saves_input = heap.is_shared(start)
+    kept = history.live_bytes - tape.sizes[last] * saves_output
+    forward, so_far = history.peak().bytes, len(history.changes)
+    player.receive(last)
+    player.backward(records)
+    return Facts(
+        output=tape.sizes[last],
+        kept=kept,
+        saves_input=saves_input,
+        saves_output=saves_output,
+        through=through,
+        forward=forward,
+        stopped=stopped,
+        backward=history.peak(since=so_far).bytes,
+        gradients=sum(size for step in tape.vertices[vertex - 1] for size in step.parameters),
+    )
+
+
+def _play_alone(
+    tape: Tape, vertex: int, saving: bool, stop: bool
+) -> tuple[_Heap, _Player, dict[int, int], list[_Recorded | _Waiting], int]:
+    """A vertex run forward on an input of no bytes, to which one reference is kept."""
+    heap = _Heap()
+    start = heap.born(0, category.INPUT)
+    player = _Player(tape, "non_reentrant", heap, (), [""] * len(tape.vertices))
+    values = {tape.boundaries[vertex - 1]: heap.hold(start)}
+    records = player.forward([vertex], values, saving, stop)
+    return heap, player, values, records, start

@@ -36,25 +36,27 @@ def record(
 
     Parameters
     ----------
-    columns : op table, lanes, and the lanes of each op. ``run`` : backend, seed, hardware.
+    columns : op table, lanes, and the order of each lane. ``run`` : backend, seed, hardware.
 
     Raises
     ------
     BrokenInvariant : an op did not run, a lane overlaps itself, or memory did not return to its start.
     """
-    ops, lanes, lanes_of = columns
+    ops, lanes, order = columns
+    extra = plan.work.extra if isinstance(plan.work, Schedule) else np.empty((0, 2), np.int64)
     trace = Trace(
         header={**_header(plan, binding), **run},
         shape=plan.work.shape,
         ops=ops,
         lanes=lanes,
-        lanes_of=lanes_of,
+        order=order,
+        extra=extra,
         start_s=start_s,
         end_s=end_s,
-        flows=_flows(binding, ops, lanes, lanes_of, start_s, end_s),
+        flows=_flows(binding, ops, lanes, order, start_s, end_s),
         memory=memory[np.argsort(memory["time_s"], kind="stable")],
     )
-    _check(trace, plan.work.order if isinstance(plan.work, Schedule) else trace.order)
+    _check(trace)
     return trace
 
 
@@ -81,21 +83,17 @@ def _header(plan: Plan, binding: Binding) -> dict[str, Any]:
     }
 
 
-def devices_of(op: int, lanes: tuple[Lane, ...], lanes_of: Rows) -> list[int]:
-    """The devices whose lanes an op holds, in order: the members of a collective."""
-    return sorted({lanes[lane].device for lane in lanes_of[op].tolist()})
-
-
 def _flows(
     binding: Binding,
     ops: NDArray[np.void],
     lanes: tuple[Lane, ...],
-    lanes_of: Rows,
+    order: Rows,
     start_s: NDArray[np.float64],
     end_s: NDArray[np.float64],
 ) -> NDArray[np.void]:
     """A row for each link that each op put bytes on, from the op's start to its end."""
     chunks: list[NDArray[np.void]] = []
+    lanes_of = Rows.from_pairs(order.values, order.owners, len(ops))
     moving = np.flatnonzero(np.isin(ops["kind"], MOVING_KINDS))
     first, member = alike(*(ops[name][moving] for name in ALIKE))
     for op, rows in zip(moving[first].tolist(), Rows.from_pairs(member, moving, len(first)), strict=True):
@@ -105,7 +103,7 @@ def _flows(
         size = binding.payload_bytes[Cost(OpKind(kind), stage, part)]
         routes: tuple[tuple[int, ...], ...] = ()
         if kind == OpKind.ALL_REDUCE:
-            members = devices_of(op, lanes, lanes_of)
+            members = sorted({lanes[lane].device for lane in lanes_of[op].tolist()})
             routes, size = binding.ring_hops(members), ring_share(size, len(members))
         else:
             routes = (binding.route(source, target),)
@@ -142,13 +140,13 @@ def buffer_sizes(binding: Binding, events: NDArray[np.void]) -> IntColumn:
     return size
 
 
-def _check(trace: Trace, order: Rows) -> None:
-    """The laws of every run, whatever the backend; ``order`` is what each lane should have run, one after another."""
+def _check(trace: Trace) -> None:
+    """The laws of every run, whatever the backend."""
     if not len(trace.ops):
         raise BrokenInvariant("a run without a single op")
     if bool((trace.start_s < 0).any()) or bool((trace.end_s < trace.start_s).any()):
         raise BrokenInvariant("an op did not run, or ended before it started")
-    for lane, ops in zip(trace.lanes, order, strict=True):
+    for lane, ops in zip(trace.lanes, trace.order, strict=True):
         if bool((trace.start_s[ops[1:]] < trace.end_s[ops[:-1]]).any()) and lane.stream != "core":
             raise BrokenInvariant(f"lane d{lane.device}.{lane.stream} overlaps itself or leaves its order")
     dynamic = trace.memory[trace.memory["op"] >= 0]

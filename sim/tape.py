@@ -91,7 +91,9 @@ class _Recorder:
         self.sizes.append(elements * self.batch * element_bytes)
         return len(self.sizes) - 1
 
-    def step(self, name: str, reads: tuple[int, ...], elements: int, saves: str = "", **facts: int | bool | tuple[int, ...]) -> int:
+    def step(
+        self, name: str, reads: tuple[int, ...], elements: int, saves: str = "", **facts: int | bool | tuple[int, ...]
+    ) -> int:
         """The output of a step; ``saves``: what is saved of it, 'inputs', 'output' or both."""
         writes = self.tensor(elements)
         saved = (reads if "inputs" in saves else ()) + ((writes,) if "output" in saves else ())

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sim.errors import BadTraceFile
 from sim.memory.buffers import BufferKind
 from sim.ops import Lane, OpId, OpKind
-from sim.schedule import OPS, Rows, Schedule, Shape, assemble, op_id
+from sim.schedule import OPS, IntColumn, Rows, Schedule, Shape, assemble, op_id
 
 FLOWS = np.dtype([("link", "i4"), ("op", "i4"), ("start_s", "f8"), ("end_s", "f8"), ("bytes", "f8")])
 """A payload on one link of its route; ``link`` indexes the header's ``links``."""
@@ -46,7 +46,7 @@ class Trace:
     ----------
     header : what analysis needs beside the columns (devices, links, samples, …) and where the run comes from (backend,
         seed, versions, hardware); JSON types only.
-    shape, ops, lanes : as in a `Schedule`; ``lanes_of[op]`` lists the lanes an op held.
+    shape, ops, lanes, order, extra : as in a `Schedule`; of a program the order is the one that was run.
     start_s, end_s : a time per op.
     flows, memory : tables of dtype `FLOWS` and `MEMORY`, in order of time.
     """
@@ -55,7 +55,8 @@ class Trace:
     shape: Shape
     ops: NDArray[np.void]
     lanes: tuple[Lane, ...]
-    lanes_of: Rows
+    order: Rows
+    extra: IntColumn
     start_s: NDArray[np.float64]
     end_s: NDArray[np.float64]
     flows: NDArray[np.void]
@@ -71,11 +72,9 @@ class Trace:
         return float(self.end_s.max(initial=0.0))
 
     @cached_property
-    def order(self) -> Rows:
-        """The ops of each lane in the order in which they ran."""
-        lane, op = self.lanes_of.values, self.lanes_of.owners
-        by_time = np.lexsort([op, self.end_s[op], self.start_s[op]])
-        return Rows.from_pairs(lane[by_time], op[by_time], len(self.lanes))
+    def lanes_of(self) -> Rows:
+        """The lanes each op held."""
+        return Rows.from_pairs(self.order.values, self.order.owners, len(self.ops))
 
     def as_schedule(self) -> Schedule:
         """The order that was run, as a schedule: for regression and for driving hardware, never for what-if.
@@ -86,7 +85,7 @@ class Trace:
         """
         distances = tuple((int(forward), int(backward)) for forward, backward in self.header["distances"])
         order, weights, predict = list(self.order), self.header["weights"], self.header["predict"]
-        return assemble(self.shape, self.lanes, self.ops.copy(), order, (), weights, distances, predict)
+        return assemble(self.shape, self.lanes, self.ops.copy(), order, self.extra, weights, distances, predict)
 
     def save(self, path: Path) -> None:
         """Write the trace; the same trace gives the same bytes."""
@@ -101,8 +100,9 @@ class Trace:
                 file,
                 header=np.frombuffer(json.dumps(header, sort_keys=True).encode(), np.uint8),
                 ops=self.ops,
-                lane_starts=self.lanes_of.starts,
-                lane_values=self.lanes_of.values,
+                order_starts=self.order.starts,
+                order_values=self.order.values,
+                extra=self.extra,
                 start_s=self.start_s,
                 end_s=self.end_s,
                 flows=self.flows,
@@ -127,8 +127,8 @@ class Trace:
             copies, rounds = (tuple(int(count) for count in each) for each in divided)
             shape = Shape(int(stages), int(micro_batches), int(mini_batches), int(replicas), copies, rounds)
             lanes = tuple(Lane(int(device), str(stream)) for device, stream in header.pop("lanes"))
-            lanes_of = Rows(columns["lane_starts"], columns["lane_values"])
-            trace = cls(header, shape, columns["ops"], lanes, lanes_of, *(columns[name] for name in _COLUMNS))
+            order = Rows(columns["order_starts"], columns["order_values"])
+            trace = cls(header, shape, columns["ops"], lanes, order, *(columns[name] for name in _COLUMNS))
             trace._check()
         except BadTraceFile:
             raise
@@ -140,7 +140,7 @@ class Trace:
 
     def _check(self) -> None:
         """Raise an error that says which of the columns do not belong together."""
-        shape, lanes_of, header = self.shape, self.lanes_of, self.header
+        shape, order, header = self.shape, self.order, self.header
         shape.check()
         numbers = (
             ("kind", len(OpKind)),
@@ -157,12 +157,14 @@ class Trace:
             and all(_within(self.ops[name], 0, limit) for name, limit in numbers)
             and _within(self.ops["source"], 0, devices)
             and _within(self.ops["target"], -1, devices),
-            "lanes": lanes_of.starts.dtype == lanes_of.values.dtype == np.int64
-            and lanes_of.starts.shape == (ops + 1,)
-            and lanes_of.starts[0] == 0
-            and lanes_of.starts[-1] == len(lanes_of.values)
-            and bool((np.diff(lanes_of.starts) >= 0).all())
-            and _within(lanes_of.values, 0, len(self.lanes)),
+            "lanes": order.starts.dtype == order.values.dtype == self.extra.dtype == np.int64
+            and order.starts.shape == (len(self.lanes) + 1,)
+            and order.starts[0] == 0
+            and order.starts[-1] == len(order.values)
+            and bool((np.diff(order.starts) >= 0).all())
+            and _within(order.values, 0, ops)
+            and self.extra.shape == (len(self.extra), 2)
+            and _within(self.extra.ravel(), 0, ops),
             "times": self.start_s.dtype == self.end_s.dtype == np.float64
             and self.start_s.shape == self.end_s.shape == (ops,)
             and _within(self.start_s, 0, float("inf"))
@@ -184,7 +186,7 @@ def _within(column: NDArray[Any], least: float, limit: float) -> bool:
     return column.ndim == 1 and bool(((column >= least) & (column < limit)).all())
 
 
-_COLUMNS = ("start_s", "end_s", "flows", "memory")
+_COLUMNS = ("extra", "start_s", "end_s", "flows", "memory")
 
 _HEADER: dict[str, type | tuple[type, ...]] = {
     "method": str,

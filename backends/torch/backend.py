@@ -88,7 +88,7 @@ def run(
         start_s, end_s, done, version = crew.work(job, binding.devices, patience_s, on_start)
     _hold_channels(schedule, start_s, end_s)
     _play(memory, start_s, end_s)
-    columns = schedule.ops, schedule.lanes, schedule.lanes_of
+    columns = schedule.ops, schedule.lanes, schedule.order
     header = {"backend": BACKEND.name, "seed": seed, **_hardware(binding, version)}
     return Outcome(
         record(plan, binding, columns, start_s, end_s, memory.columns(), header),

@@ -80,7 +80,7 @@ class Actors:
     def columns(
         self, start_s: list[float], end_s: list[float], memory: NDArray[np.void]
     ) -> tuple[tuple[NDArray[np.void], tuple[Lane, ...], Rows], Times, Times, NDArray[np.void]]:
-        """What ran, sorted by name as a schedule is: op table, lanes, lanes of each op; start, end, memory."""
+        """What ran, sorted by name as a schedule is: op table, lanes, order of each lane; start, end, memory."""
         by_name = sorted(range(len(self.ops)), key=lambda op: rank(self.ops[op].id))
         ops = [self.ops[op] for op in by_name]
         lanes = {lane: index for index, lane in enumerate(sorted({lane for op in ops for lane in op.lanes}))}
@@ -89,7 +89,11 @@ class Actors:
         place = np.empty(len(ops), np.int64)
         place[by_name] = np.arange(len(ops))
         memory["op"] = np.where(memory["op"] >= 0, place[memory["op"]], -1)
-        return (table, tuple(lanes), lanes_of), np.array(start_s)[by_name], np.array(end_s)[by_name], memory
+        start, end = np.array(start_s)[by_name], np.array(end_s)[by_name]
+        held, op = lanes_of.values, lanes_of.owners
+        by_time = np.lexsort([op, end[op], start[op]])
+        order = Rows.from_pairs(held[by_time], op[by_time], len(lanes))
+        return (table, tuple(lanes), order), start, end, memory
 
 
 def rank(op: OpId) -> int:

@@ -92,7 +92,7 @@ def _schedule(plan: Plan, binding: Binding, header: dict[str, Any]) -> Trace:
     end_s = np.array(core.end_s)
     if bool((end_s < 0).any()):
         raise lanes.deadlock()
-    columns = schedule.ops, schedule.lanes, schedule.lanes_of
+    columns = schedule.ops, schedule.lanes, schedule.order
     return record(plan, binding, columns, np.array(core.start_s), end_s, memory.columns(), header)
 
 

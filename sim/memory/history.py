@@ -53,17 +53,22 @@ class History:
         """A storage is let go of."""
         self.changes.append(Change(len(self.operations) - 1, -1, storage))
 
-    def peak(self, without: Iterable[str] = ()) -> Peak:
-        """The most bytes that were ever alive, storages of some categories left out."""
+    @property
+    def live_bytes(self) -> int:
+        """What is alive now."""
+        return sum(change.sign * self.sizes[change.storage] for change in self.changes)
+
+    def peak(self, without: Iterable[str] = (), since: int = 0) -> Peak:
+        """The most bytes alive at once from change number ``since`` on, storages of some categories left out."""
         left_out, live, most, held = set(without), 0, -1, Counter[str]()
         operation, consists_of = -1, dict[str, int]()
-        for change in self.changes:
+        for number, change in enumerate(self.changes):
             category, size = self.tags[change.storage].category, self.sizes[change.storage]
             if category in left_out:
                 continue
             live += change.sign * size
             held[category] += change.sign * size
-            if live > most:
+            if live > most and number >= since:
                 most, operation, consists_of = live, change.operation, {**held}
         return Peak(max(most, 0), self._name(operation), {key: size for key, size in consists_of.items() if size})
 

@@ -15,8 +15,8 @@ def plan(stages: int, micro_batches: int = 1, mini_batches: int = 0, replicas: t
     """Stage k keeps N − k micro-batches in flight, and updates when the last backward of a mini-batch is done.
 
     ``replicas`` are the GPUs of each stage, ``[3, 1]`` for three and one: GPU j mod r of a stage computes mini-batch j,
-    and after every r mini-batches the r GPUs sum their gradients and update at once. Each GPU keeps ⌈n / r⌉ mini-batches
-    in flight, n the GPUs from its stage on: at the input stage the paper's NOAM, behind it what its runtime does.
+    and after every r mini-batches the r GPUs sum their gradients and update at once. Each GPU keeps ⌈n / r⌉ of them in
+    flight, n the number of GPUs from its stage on: at the input stage the paper's NOAM, behind it as its runtime does.
 
     ``mini_batches`` defaults to eight for every GPU, enough for a steady state.
 

@@ -71,6 +71,12 @@ def simulate(
     return run(Plan("method", work, figures.partition, "uniform", figures.training, events), binding)
 
 
+def _order(rows: Sequence[tuple[str, Sequence[int], float, float]], lanes: int) -> Rows:
+    """The rows of each lane by time."""
+    by_time = sorted(range(len(rows)), key=lambda row: rows[row][2:])
+    return Rows.of([[row for row in by_time if lane in rows[row][1]] for lane in range(lanes)])
+
+
 def by_hand(
     rows: Sequence[tuple[str, Sequence[int], float, float]],
     lanes: Sequence[Lane],
@@ -101,7 +107,8 @@ def by_hand(
         shape=shape,
         ops=ops,
         lanes=tuple(lanes),
-        lanes_of=Rows.of([list(held) for _, held, _, _ in rows]),
+        order=_order(rows, len(lanes)),
+        extra=np.empty((0, 2), np.int64),
         start_s=np.array([start_s for *_, start_s, _ in rows]),
         end_s=np.array([end_s for *_, end_s in rows]),
         flows=np.array(list(flows), FLOWS),

@@ -59,14 +59,14 @@ def test_what_is_written_is_what_is_read(trace: Any, name: str, tmp_path: Path) 
     for column in ("ops", "start_s", "end_s", "flows", "memory"):
         assert getattr(read, column).dtype == getattr(written, column).dtype
         assert getattr(read, column).tobytes() == getattr(written, column).tobytes()
-    assert [row.tolist() for row in read.lanes_of] == [row.tolist() for row in written.lanes_of]
+    assert [row.tolist() for row in read.order] == [row.tolist() for row in written.order]
     read.save(tmp_path / "again.npz")
     assert (tmp_path / "again.npz").read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize("name", ["gpipe", "pipedream", "dualpipe_2018", "ring"])
 def test_the_order_that_was_run_is_the_order_of_the_plan(trace: Any, name: str) -> None:
-    """Weights and distances included; edges beyond the data (the admission rule of dualpipe) are not in a trace."""
+    """Weights, distances and edges beyond the data (the admission rule of dualpipe) included."""
     work, keywords = WORK[name]
     assert isinstance(work, Schedule)
     again = trace(name).as_schedule()
@@ -167,10 +167,10 @@ HOSTILE: dict[str, Callable[[Path], bytes]] = {
     "an unknown device": lambda good: replaced(good, ops=column(good, "ops", "source", 99)),
     "an unknown stage": lambda good: replaced(good, ops=column(good, "ops", "stage", -5)),
     "ops of another type": lambda good: replaced(good, ops=np.zeros(3)),
-    "lanes that start nowhere": lambda good: replaced(good, lane_starts=np.empty(0, np.int64)),
-    "lanes that go back": lambda good: replaced(good, lane_starts=column(good, "lane_starts", None, 10**6)),
-    "an unknown lane": lambda good: replaced(good, lane_values=column(good, "lane_values", None, -7)),
-    "lanes between lanes": lambda good: replaced(good, lane_values=np.load(good)["lane_values"].astype(float)),
+    "lanes that start nowhere": lambda good: replaced(good, order_starts=np.empty(0, np.int64)),
+    "lanes that go back": lambda good: replaced(good, order_starts=column(good, "order_starts", None, 10**6)),
+    "an unknown op on a lane": lambda good: replaced(good, order_values=column(good, "order_values", None, -7)),
+    "lanes between lanes": lambda good: replaced(good, order_values=np.load(good)["order_values"].astype(float)),
     "a flow of no op": lambda good: replaced(good, flows=column(good, "flows", "op", -2)),
     "a flow on no link": lambda good: replaced(good, flows=column(good, "flows", "link", 10**6)),
     "memory of no device": lambda good: replaced(good, memory=column(good, "memory", "device", 10**6)),
