@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 from scenarios import schedule_csv
@@ -11,6 +13,8 @@ from scenarios.document import Document
 from scenarios.hardware import build_cluster
 from scenarios.profiles import build_profile
 from scenarios.schema import Scenario
+from sim import pipedream_partitioner
+from sim.antichains import chain_states
 from sim.binding import Binding, Figures, bind
 from sim.cluster import Cluster
 from sim.errors import Fault, ScenarioError, UnsupportedPlan
@@ -57,7 +61,8 @@ def _compose(scenario: Scenario, document: Document, instead: Mapping[str, int])
     devices = _devices(scenario, cluster, work)
     samples, per_micro_batch = _samples(scenario, shape, keys)
     profile = build_profile(scenario, document, cluster, shape.stages, per_micro_batch)
-    partition = _partition(scenario, profile, shape.stages)
+    partition = _partition(scenario, profile, work, cluster, devices)
+    _check_buckets(keys, profile)
     training = Training(**scenario.training.model_dump())
     uniform, capacity = scenario.model.uniform, scenario.memory.capacity
     binding = bind(
@@ -150,9 +155,22 @@ def _samples(scenario: Scenario, shape: Shape, keys: Mapping[str, Any]) -> tuple
     return batch * share, batch / (micro_batches * shape.replicas)
 
 
-def _partition(scenario: Scenario, profile: ModelProfile, stages: int) -> Partition:
-    """The layers of each stage: as cut by the scenario, or balanced over seconds of forward and backward."""
-    cuts = scenario.partition.cuts
+def _check_buckets(keys: Mapping[str, Any], profile: ModelProfile) -> None:
+    if int(keys.get("buckets", 1)) > len(profile.layers):
+        message = f"{keys['buckets']} buckets of {len(profile.layers)} layers"
+        raise ScenarioError.of([Fault(message, "schedule.buckets", suggestion=f"at most {len(profile.layers)}")])
+
+
+def _partition(
+    scenario: Scenario, profile: ModelProfile, work: Schedule | Program, cluster: Cluster, devices: Sequence[str]
+) -> Partition:
+    """The layers of each stage: as cut by the scenario, by PipeDream's partitioner, or balanced over seconds."""
+    stages, cuts = work.shape.stages, scenario.partition.cuts
+    if scenario.partition.method == "pipedream":
+        copies = work.shape.copies or (1,) * stages
+        slowest = min((cluster.bytes_per_s(cluster.route(a, b)) for a, b in pairwise(devices)), default=math.inf)
+        found = pipedream_partitioner.partition(chain_states(profile), sum(copies), slowest, replicas=copies)
+        return tuple((stage.first, stage.last) for stage in found.stages)
     if cuts is None:
         return balanced([layer.forward_s + layer.backward_s for layer in profile.layers], stages)
     if len(cuts) + 1 != stages:

@@ -163,14 +163,20 @@ def plot_file(file: Path, out: Path, device: int | None) -> None:
         raise ScenarioError.of([Fault(f"cannot write there: {error.strerror}", "--out", str(out))]) from None
 
 
-def _timeline(file: Path, device: int | None) -> tuple[Timeline, str]:
-    """The time line of a file, told apart by content, and a title."""
+def _is_trace(file: Path) -> bool:
+    """Whether an ordinary file is an archive, as traces are."""
     try:
+        if not file.is_file():
+            return False
         with file.open("rb") as opened:
-            run = opened.read(len(_ZIP)) == _ZIP
+            return opened.read(len(_ZIP)) == _ZIP
     except OSError as error:
         raise BadTraceFile(f"{printable(str(file))}: cannot be read: {error.strerror}") from None
-    if not run:
+
+
+def _timeline(file: Path, device: int | None) -> tuple[Timeline, str]:
+    """The time line of a file, told apart by content, and a title."""
+    if not _is_trace(file):
         return memory_timeline.of_snapshot(snapshots.read(file), device), printable(file.name)
     trace = Trace.load(file)
     names = trace.header["devices"]

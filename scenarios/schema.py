@@ -242,10 +242,10 @@ class Schedule(Section):
 
 
 class Partition(Section):
-    """Layers to stages: ``balanced``, or explicit cuts, each the first layer of the next stage."""
+    """Layers to stages: ``balanced``, ``pipedream``, or explicit cuts, each the first layer of the next stage."""
 
     one_of = ALTERNATIVES["partition"]
-    method: Literal["balanced"] | None = None
+    method: Literal["balanced", "pipedream"] | None = None
     cuts: Many[Count] | None = None
 
 

@@ -286,8 +286,8 @@ class Facts:
 
     ``kept`` is what it saves beside its input and its output, either of which it ``saves`` or not. Most alive at once:
     ``through`` while it runs and saves nothing, ``forward`` while it runs, ``stopped`` while it runs only to the last
-    thing that it saves, ``backward`` from when the gradient of its output is there. ``gradients`` of its parameters
-    stay; they are in ``backward``.
+    thing that it saves, ``backward`` from when the gradient of its output is there, ``holding`` the same if the output
+    and its gradient live on. ``gradients`` of its parameters stay; they are in ``backward``.
     """
 
     output: int
@@ -298,6 +298,7 @@ class Facts:
     forward: int = 0
     stopped: int = 0
     backward: int = 0
+    holding: int = 0
     gradients: int = 0
 
 
@@ -307,27 +308,35 @@ def facts(tape: Tape) -> list[Facts]:
 
 
 def _alone(tape: Tape, vertex: int) -> Facts:
-    through, stopped = (_play_alone(tape, vertex, saving, stop=saving)[0].history.peak().bytes for saving in (False, True))
-    heap, player, values, records, start = _play_alone(tape, vertex, saving=True, stop=False)
-    history, last = heap.history, tape.vertices[vertex - 1][-1].writes
-    saves_output = heap.is_shared(values[last])
+    last = tape.vertices[vertex - 1][-1].writes
+    through, stopped = (_play_alone(tape, vertex, saving, saving)[0].history.peak().bytes for saving in (False, True))
+    heap, _, values, _, start = _play_alone(tape, vertex, saving=True, stop=False)
+    saves_output, forward = heap.is_shared(values[last]), heap.history.peak().bytes
     heap.drop(values.values())
-    saves_input = heap.is_shared(start)
-    kept = history.live_bytes - tape.sizes[last] * saves_output
-    forward, so_far = history.peak().bytes, len(history.changes)
-    player.receive(last)
-    player.backward(records)
     return Facts(
         output=tape.sizes[last],
-        kept=kept,
-        saves_input=saves_input,
+        kept=heap.history.live_bytes - tape.sizes[last] * saves_output,
+        saves_input=heap.is_shared(start),
         saves_output=saves_output,
         through=through,
         forward=forward,
         stopped=stopped,
-        backward=history.peak(since=so_far).bytes,
+        backward=_backward_alone(tape, vertex, holding=False),
+        holding=_backward_alone(tape, vertex, holding=True),
         gradients=sum(size for step in tape.vertices[vertex - 1] for size in step.parameters),
     )
+
+
+def _backward_alone(tape: Tape, vertex: int, holding: bool) -> int:
+    heap, player, values, records, _ = _play_alone(tape, vertex, saving=True, stop=False)
+    output = values.pop(last := tape.vertices[vertex - 1][-1].writes)
+    heap.drop([*values.values(), *([] if holding else [output])])
+    since = len(heap.history.changes)
+    received = player.receive(last)
+    if holding:
+        heap.hold(received)
+    player.backward(records)
+    return heap.history.peak(since=since).bytes
 
 
 def _play_alone(

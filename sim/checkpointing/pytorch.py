@@ -44,16 +44,18 @@ class Chain:
 def chain_of(tape: Tape, optimizer: Optimizer = "sgd") -> Chain:
     """A recorded model as a chain, with its weights and the state of its optimizer."""
     lasting = sum(size for size, _ in lasting_bytes(tape, optimizer))
-    input_bytes = tape.sizes[tape.boundaries[0]]
-    return Chain(tuple(facts(tape)), input_bytes, lasting, lasting + input_bytes + update_bytes(tape, optimizer))
+    input_bytes, loss_and_one = tape.sizes[tape.boundaries[0]], 2 * tape.sizes[-1]
+    updating = lasting + input_bytes + update_bytes(tape, optimizer)
+    return Chain(tuple(facts(tape)), input_bytes, lasting + loss_and_one, updating)
 
 
 def convolutions(sizes: Sequence[int]) -> Chain:
     """Sizes alone: each vertex a convolution and a ReLU in place, without weights, and nothing behind the last."""
     found = []
     for k, size in enumerate(sizes[1:], 1):
-        backward = max(3 * size, size + (sizes[k - 1] if k > 1 else 0))
-        found.append(Facts(size, 0, True, True, size, size, size, backward))
+        onwards = sizes[k - 1] if k > 1 else 0
+        holding = 3 * size + onwards
+        found.append(Facts(size, 0, True, True, size, size, size, max(3 * size, size + onwards), holding))
     return Chain((*found, Facts(0, saves_input=False)), sizes[0])
 
 
@@ -86,9 +88,9 @@ def _run(mode: Mode, chain: Chain, start: int, last: int) -> int:
         arriving = sizes[k - 1] if k - 1 > start else 0
         loose = 0 if not arriving or previous.saves_output or vertex.saves_input else arriving
         again = vertex.forward if k < last or reentrant else vertex.stopped
-        waits = 0 if not reentrant else 2 * sizes[last] if k < last else sizes[last] * (not vertex.saves_output)
-        backward = saved + vertex.backward + behind[k - 1] + waits
-        most = max(most, arriving + vertex.through, sizes[last] + behind[last - 1] + saved + loose + again, backward)
+        backward = vertex.backward + 2 * sizes[last] * reentrant if k < last or not reentrant else vertex.holding
+        most = max(most, arriving + vertex.through, sizes[last] + behind[last - 1] + saved + loose + again)
+        most = max(most, saved + backward + behind[k - 1])
         saved += vertex.kept + vertex.output * (vertex.saves_output or facts[k].saves_input)
     return most
 
@@ -131,13 +133,13 @@ class _Runs:
         self._behind = np.append(0.0, np.array(chain.gradients_behind[:-1], np.float64))
         self._through, self._forward = _column(chain, "through"), _column(chain, "forward")
         self._ending = self._forward if self._reentrant else _column(chain, "stopped")
-        self._free = d * (_column(chain, "saves_output") == 0)
         arriving = np.append(0.0, d[:-1])
         self._before = np.append(0.0, np.cumsum(_column(chain, "kept") + d * held)[:-1])
         self._before -= d[0]  # the input is no part of any run
         loose = arriving * np.append(False, ~held[:-1])
         self._arriving, self._loose = arriving, loose
-        self._backward = self._before + _column(chain, "backward") + self._behind
+        self._backward = _column(chain, "backward") + self._behind
+        self._last = _column(chain, "holding") + self._behind if self._reentrant else self._backward
 
     def of(self, i: int) -> Array:
         """Their peaks, ending at i + 1, i + 2, …"""
@@ -148,10 +150,9 @@ class _Runs:
         through = np.maximum.accumulate(self._through[later] + arriving)
         again = _of_earlier(before + loose + self._forward[later])
         ending = before + loose + self._ending[later]
-        backward = self._backward[later] - self._before[i + 1]
-        waits, own = (2 * d, self._free[later]) if self._reentrant else (0.0, 0.0)
         recomputed = d + self._behind[later] + np.maximum(again, ending)
-        return np.maximum.reduce([through, recomputed, _of_earlier(backward) + waits, backward + own])
+        backward = _of_earlier(before + self._backward[later]) + 2 * d * self._reentrant
+        return np.maximum.reduce([through, recomputed, backward, before + self._last[later]])
 
 
 def _of_earlier(column: Array) -> Array:

@@ -81,9 +81,11 @@ def read(path: str | Path) -> Snapshot:
     UnsupportedPlan : it holds what the rules do not model (the private pools of CUDA graphs).
     """
     try:
+        if not Path(path).is_file():  # a device or a pipe may never end
+            raise BadTraceFile(f"{path}: {'no ordinary' if Path(path).exists() else 'no such'} file")
+        if Path(path).stat().st_size > plain_pickle.MOST_BYTES:
+            raise BadTraceFile(f"{path}: larger than any snapshot")
         data = Path(path).read_bytes()
-    except FileNotFoundError:
-        raise BadTraceFile(f"{path}: no such file") from None
     except OSError as error:
         raise BadTraceFile(f"{path}: cannot be read: {error.strerror}") from None
     return parse(plain_pickle.loads(data, str(path)), str(path))
