@@ -16,11 +16,12 @@ from scenarios.schema import Scenario
 from sim import pipedream_partitioner
 from sim.antichains import chain_states
 from sim.binding import Binding, Figures, bind
+from sim.checkpointing import solvers
 from sim.cluster import Cluster
 from sim.errors import Fault, ScenarioError, UnsupportedPlan
 from sim.model import ModelProfile
 from sim.partition import Partition, at_cuts, balanced
-from sim.passes import buffers, transfers, weight_versions
+from sim.passes import buffers, rematerialize, transfers, weight_versions
 from sim.plan import Plan
 from sim.planners import PLANNERS
 from sim.program import Program
@@ -78,6 +79,7 @@ def _compose(scenario: Scenario, document: Document, instead: Mapping[str, int])
             update_s=(uniform.update or 0.0) if uniform else None,
             pair_s=uniform.forward_backward if uniform else None,
             buckets=int(keys.get("buckets", 1)),
+            checkpoints=_checkpoints(scenario, profile, partition),
             server=work.server if isinstance(work, Program) else None,
             provenance=_provenance(profile, cluster, training) | recorded,
         ),
@@ -87,6 +89,8 @@ def _compose(scenario: Scenario, document: Document, instead: Mapping[str, int])
     events = None
     if isinstance(work, Schedule):
         work = schedule_csv.without_lanes(_weigh(scenario, work, keys), binding.holds_lanes)
+        if scenario.memory.checkpoint is not None:
+            work = rematerialize.apply(work)
         work = transfers.apply(work, binding.holds_lanes)
         events = buffers.apply(work)
     else:
@@ -153,6 +157,20 @@ def _samples(scenario: Scenario, shape: Shape, keys: Mapping[str, Any]) -> tuple
     if keys.get("scaling") == "weak":
         return batch * share * shape.replicas, batch / micro_batches
     return batch * share, batch / (micro_batches * shape.replicas)
+
+
+def _checkpoints(scenario: Scenario, profile: ModelProfile, partition: Partition) -> tuple[tuple[int, ...], ...]:
+    """The vertices that each stage keeps: its input, and layers by their number in the stage, from 1."""
+    wanted = scenario.memory.checkpoint
+    if wanted is None:
+        return ()
+    plans: list[tuple[int, ...]] = []
+    for first, last in partition:
+        arriving = profile.layers[first - 1].output_bytes if first else profile.input_bytes
+        sizes = [arriving, *(layer.saved_bytes for layer in profile.layers[first : last + 1])]
+        optimum = solvers.cubic(sizes) if wanted.objective == "basic" else solvers.quadratic(wanted.objective, sizes)
+        plans.append(tuple(optimum if wanted.method == "optimal" else solvers.sqrt_segments(sizes)))
+    return tuple(plans)
 
 
 def _check_buckets(keys: Mapping[str, Any], profile: ModelProfile) -> None:

@@ -249,11 +249,19 @@ class Partition(Section):
     cuts: Many[Count] | None = None
 
 
+class Checkpoint(Section):
+    """Which activations each stage keeps; the others are recomputed before backward."""
+
+    objective: Literal["basic", "corrected", "reentrant", "non_reentrant"] = "corrected"
+    method: Literal["optimal", "sqrt_n"] = "optimal"
+
+
 class Memory(Section):
     """Memory of each GPU: its device's capacity unless given."""
 
-    reserved = frozenset({"settings", "checkpoint"})
+    reserved = frozenset({"settings"})
     capacity: Capacity | None = None
+    checkpoint: Checkpoint | None = None
     allocator: Literal["counting"] = "counting"
 
 

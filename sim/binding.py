@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from sim.cluster import Cluster
@@ -116,6 +117,7 @@ def ring_share(size_bytes: float, devices: int) -> float:
 class Figures(NamedTuple):
     """What `bind` needs to know.
 
+    ``checkpoints`` are the vertices that each stage keeps, 0 its input and v its v-th layer; empty: all is kept.
     ``profile`` is the model at the micro-batch of one replica; ``samples`` the whole mini-batch; ``update_s`` replaces
     the update time that follows from memory bandwidth; ``pair_s`` is the time of a fused forward and backward where it
     was measured (else: one after the other); ``server`` is the device of the parameter server, if any.
@@ -132,6 +134,7 @@ class Figures(NamedTuple):
     pair_s: float | None = None
     buckets: int = 1
     server: int | None = None
+    checkpoints: Sequence[Sequence[int]] = ()
     provenance: Mapping[str, Any] = {}
 
 
@@ -214,6 +217,7 @@ def _bind_stage(
             payload[Cost(OpKind.ALL_REDUCE, stage, part)] = figures.training.weight_bytes * count
     sizes = {
         BufferKind.ACTIVATION: total(layers, "saved_bytes"),
+        BufferKind.CHECKPOINT: 0.0,
         BufferKind.WEIGHT_STATE: total(layers, "weight_state_bytes"),
         BufferKind.STASHED_WEIGHTS: weight_bytes,
         BufferKind.PREDICTED_WEIGHTS: weight_bytes,
@@ -221,7 +225,21 @@ def _bind_stage(
         BufferKind.INPUT_GRADIENT: arriving,
         BufferKind.OUTPUT_GRADIENT: leaving,
     }
+    if figures.checkpoints:
+        sizes |= _recomputing(stage, figures, seconds)
     buffers.update({(kind, stage): round(size) for kind, size in sizes.items()})
+
+
+def _recomputing(stage: int, figures: Figures, seconds: dict[Cost, float]) -> dict[BufferKind, float]:
+    """Seconds and buffers of a stage that keeps checkpoints: a segment at a time is recomputed and then released."""
+    first, last = figures.partition[stage]
+    layers, kept = figures.profile.layers[first : last + 1], figures.checkpoints[stage]
+    segments = [layers[start : end - 1] for start, end in pairwise(kept)]
+    seconds[Cost(OpKind.RECOMPUTE, stage)] = sum(total(segment, "forward_s") for segment in segments)
+    return {
+        BufferKind.ACTIVATION: max((total(segment, "saved_bytes") for segment in segments), default=0.0),
+        BufferKind.CHECKPOINT: sum(layers[vertex - 1].saved_bytes for vertex in kept[1:]),
+    }
 
 
 def parameter_count(profile: ModelProfile, first: int, last: int) -> float:

@@ -290,16 +290,16 @@ class Facts:
     and its gradient live on. ``gradients`` of its parameters stay; they are in ``backward``.
     """
 
-    output: int
-    kept: int = 0
+    output: float
+    kept: float = 0
     saves_input: bool = True
     saves_output: bool = False
-    through: int = 0
-    forward: int = 0
-    stopped: int = 0
-    backward: int = 0
-    holding: int = 0
-    gradients: int = 0
+    through: float = 0
+    forward: float = 0
+    stopped: float = 0
+    backward: float = 0
+    holding: float = 0
+    gradients: float = 0
 
 
 def facts(tape: Tape) -> list[Facts]:

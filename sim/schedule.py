@@ -515,8 +515,9 @@ def _dependencies(
     """Who waits for whom by the data of training: (earlier, later) rows.
 
     A forward waits for the forward before it (through its transfer where there is one), a backward for its own
-    forward and the backward after it, a weight gradient for its input gradient, an all-reduce for the gradients
-    it sums, an update for all gradients of its mini-batch. For versions see `_version_edges`.
+    forward and the backward after it, a weight gradient for its input gradient, an all-reduce for the gradients it
+    sums, an update for all gradients of its mini-batch; a recomputation comes between its forward and backward. For
+    versions see `_version_edges`.
     """
     pairs: list[tuple[IntColumn, IntColumn]] = []
 
@@ -548,6 +549,12 @@ def _dependencies(
     needs_input(index, op["stage"], op["micro_batch"], op["replica"])
     index, _ = rows(OpKind.BACKWARD, OpKind.BACKWARD_INPUT, OpKind.FORWARD_BACKWARD)
     needs_gradient(index, *halves.backward_of(index))
+    index, op = rows(OpKind.RECOMPUTE)
+    name = op["stage"], op["micro_batch"], op["replica"]
+    link(index, halves.find(OpKind.FORWARD, *name))
+    for kind in (OpKind.BACKWARD, OpKind.BACKWARD_INPUT):
+        needing = halves.find(kind, *name)
+        pairs.append((index[needing >= 0], needing[needing >= 0]))
     index, op = rows(OpKind.SEND_ACTIVATION, OpKind.SEND_SAVED)
     link(index, halves.find(OpKind.FORWARD, op["stage"], op["micro_batch"], op["replica"]))
     index, op = rows(OpKind.SEND_GRADIENT)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -26,17 +27,17 @@ class Chain:
     """Vertices 1 … n and the loss behind them; bytes of the input, of what is always there, and of the update."""
 
     facts: tuple[Facts, ...]
-    input_bytes: int
-    lasting_bytes: int = 0
-    update_bytes: int = 0
+    input_bytes: float
+    lasting_bytes: float = 0
+    update_bytes: float = 0
 
-    @property
-    def sizes(self) -> list[int]:
+    @cached_property
+    def sizes(self) -> list[float]:
         """d_0 … d_n."""
         return [self.input_bytes, *(vertex.output for vertex in self.facts[:-1])]
 
-    @property
-    def gradients_behind(self) -> list[int]:
+    @cached_property
+    def gradients_behind(self) -> list[float]:
         """Bytes of the weight gradients that are there when backward reaches each vertex; the loss last."""
         return [*accumulate((vertex.gradients for vertex in reversed(self.facts[1:])), initial=0)][::-1]
 
@@ -49,7 +50,7 @@ def chain_of(tape: Tape, optimizer: Optimizer = "sgd") -> Chain:
     return Chain(tuple(facts(tape)), input_bytes, lasting + loss_and_one, updating)
 
 
-def convolutions(sizes: Sequence[int]) -> Chain:
+def convolutions(sizes: Sequence[float]) -> Chain:
     """Sizes alone: each vertex a convolution and a ReLU in place, without weights, and nothing behind the last."""
     found = []
     for k, size in enumerate(sizes[1:], 1):
@@ -59,40 +60,42 @@ def convolutions(sizes: Sequence[int]) -> Chain:
     return Chain((*found, Facts(0, saves_input=False)), sizes[0])
 
 
-def peak(mode: Mode, chain: Chain, plan: Plan) -> int:
-    """Peak bytes of a plan without runs in runs."""
-    behind, facts = chain.gradients_behind, chain.facts
-    kept, most, before = chain.lasting_bytes, chain.update_bytes, 0
-    for item in (*plan, len(facts)):
-        last = max(vertices([item]))
-        start = last - sum(1 for _ in vertices([item]))
-        size, vertex = chain.sizes[start], facts[start]
+def peak(mode: Mode, chain: Chain, plan: Plan) -> float:
+    """Peak bytes of a plan."""
+    whole = (*plan, len(chain.facts))
+    return max(chain.update_bytes, chain.lasting_bytes + chain.input_bytes + _items(mode, chain, whole, None))
+
+
+def _items(mode: Mode, chain: Chain, items: Plan, run: Run | None) -> float:
+    """The peak of items one after the other beyond their input; they are the inside of ``run``, or all there is."""
+    facts, sizes, behind = chain.facts, chain.sizes, chain.gradients_behind
+    kept = most = 0.0
+    last = max(vertices(items))
+    waiting = sizes[last] + behind[last - 1] if run else 0.0  # while its inside runs again
+    stops, holds = run is not None and mode == "non_reentrant", run is not None and mode == "reentrant"
+    after_plain = False
+    for index, item in enumerate(items):
+        k, end = next(vertices([item])), max(vertices([item]))
+        size, vertex, stop = sizes[k - 1] if index else 0, facts[k - 1], stops and index == len(items) - 1
+        held = isinstance(item, Run) or vertex.saves_input or (after_plain and facts[k - 2].saves_output)
+        kept += size * held
+        waits = 2 * sizes[last] if holds and end < last else 0
         if isinstance(item, Run):
-            kept += size
-            most = max(most, kept + _run(mode, chain, start, last))
+            through = 0 if stop else _through(chain, item)
+            most = max(most, kept + waiting + through, kept + waits + _items(mode, chain, item.items, item))
         else:
-            held = not start or vertex.saves_input or (before == start and facts[start - 1].saves_output)
-            kept += size * held
-            most = max(most, kept + max(vertex.forward + size * (not held), vertex.backward + behind[start]))
+            again = (vertex.stopped if stop else vertex.forward) + size * (not held)
+            backward = (vertex.holding if holds and k == last else vertex.backward + waits) + behind[k - 1]
+            most = max(most, kept + waiting + again, kept + backward)
             kept += vertex.kept
-            before = last
+        after_plain = not isinstance(item, Run)
     return most
 
 
-def _run(mode: Mode, chain: Chain, start: int, last: int) -> int:
-    """The peak of a run beyond its input and what is kept to its left."""
-    facts, sizes, behind, reentrant = chain.facts, chain.sizes, chain.gradients_behind, mode == "reentrant"
-    saved = most = 0
-    for k in range(start + 1, last + 1):
-        vertex, previous = facts[k - 1], facts[k - 2]
-        arriving = sizes[k - 1] if k - 1 > start else 0
-        loose = 0 if not arriving or previous.saves_output or vertex.saves_input else arriving
-        again = vertex.forward if k < last or reentrant else vertex.stopped
-        backward = vertex.backward + 2 * sizes[last] * reentrant if k < last or not reentrant else vertex.holding
-        most = max(most, arriving + vertex.through, sizes[last] + behind[last - 1] + saved + loose + again)
-        most = max(most, saved + backward + behind[k - 1])
-        saved += vertex.kept + vertex.output * (vertex.saves_output or facts[k].saves_input)
-    return most
+def _through(chain: Chain, run: Run) -> float:
+    """The peak of running forward and saving nothing."""
+    inside = [*vertices(run.items)]
+    return max(chain.facts[k - 1].through + (chain.sizes[k - 1] if k > inside[0] else 0) for k in inside)
 
 
 def program(mode: Mode, chain: Chain) -> Program:

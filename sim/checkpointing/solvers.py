@@ -3,44 +3,70 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from math import inf
 
 import numpy as np
 
-from sim.checkpointing.objectives import Objective, Sizes, peak
+from sim.checkpointing.objectives import Objective, Sizes, peak, program
+from sim.checkpointing.plan import Plan, Run, checkpoints
+from sim.checkpointing.program import least_peak
 
-Plan = list[int]
+Checkpoints = list[int]
 
 
-def brute_force(objective: Objective, sizes: Sizes) -> Plan:
-    """The best of all 2^(n−1) plans; of equals the first in the order of size and then of position."""
+def brute_force(objective: Objective, sizes: Sizes) -> Checkpoints:
+    """The best of all 2^(n−1) sets; of equals the first in the order of size and then of position."""
     n = len(sizes) - 1
-    inner = (chosen for count in range(n) for chosen in combinations(range(1, n), count))
+    inner = (chosen for count in range(max(n, 1)) for chosen in combinations(range(1, n), count))
     return min((_with_ends(chosen, n) for chosen in inner), key=lambda plan: peak(objective, sizes, plan))
 
 
-def _with_ends(inner: Sequence[int], n: int) -> Plan:
+def _with_ends(inner: Sequence[int], n: int) -> Checkpoints:
     return [0, *inner, n] if n else [0]
 
 
-def cubic(sizes: Sizes) -> Plan:
-    """The optimum of ``basic`` in O(n³): for each of the O(n²) sums s that a segment may have, the lightest
-    checkpoints whose segments all stay within s. There is no binary search over s: the total is not monotone in it."""
+def all_plans(n: int, start: int = 0) -> Iterator[Plan]:
+    """Every plan of n vertices without runs in runs: about 2.618^n of them."""
+    if start == n:
+        yield ()
+    for last in range(start + 1, n + 1):
+        items: list[int | Run] = [Run(tuple(range(start + 1, last + 1)))]
+        items += [last] if last == start + 1 else []
+        for rest in all_plans(n, last):
+            yield from ((item, *rest) for item in items)
+
+
+def cubic(sizes: Sizes) -> Checkpoints:
+    """The optimum of ``basic``: for each of the O(n²) sums s that a segment may have, the lightest checkpoints whose
+    segments all stay within s.
+
+    There is no binary search over s: the total is not monotone in it. But the checkpoints get lighter as s grows, so
+    between two sums that were tried no total is below the smaller sum and the lighter checkpoints. O(n³) at worst.
+    This is what Feng and Huang (arXiv 1808.00079) find on a chain: a shortest path for every largest segment.
+    """
     n = len(sizes) - 1
-    prefix = np.concatenate([[0.0], np.cumsum(sizes)])
+    prefix = np.append(0.0, np.cumsum(sizes))
     first, last = np.triu_indices(n + 1, 1)
     limits = np.unique(prefix[last] - prefix[np.minimum(first + 1, last)]).tolist()
-    best, chosen = inf, [0, n]
-    for limit in limits:
-        total, plan = _lightest(sizes, prefix.tolist(), limit)
-        if total + limit < best:
-            best, chosen = total + limit, plan
-    return chosen if n else [0]
+    if not limits:
+        return [0]
+    lightest = {at: _lightest(sizes, prefix.tolist(), limits[at]) for at in (0, len(limits) - 1)}
+    best, chosen = min((weight + limits[at], at) for at, (weight, _) in lightest.items())
+    pending = [(0, len(limits) - 1)]
+    while pending:
+        low, high = pending.pop()
+        if high - low < 2 or (limits[low + 1] + lightest[high][0], low + 1) >= (best, chosen):
+            continue
+        middle = (low + high) // 2
+        lightest[middle] = _lightest(sizes, prefix.tolist(), limits[middle])
+        best, chosen = min((best, chosen), (lightest[middle][0] + limits[middle], middle))
+        pending += [(middle, high), (low, middle)]
+    return lightest[chosen][1]
 
 
-def _lightest(sizes: Sizes, prefix: Sequence[float], limit: float) -> tuple[float, Plan]:
+def _lightest(sizes: Sizes, prefix: Sequence[float], limit: float) -> tuple[float, Checkpoints]:
     """Least bytes of checkpoints whose segments hold at most ``limit``: M(i) = d_i + min M(j), by a monotone deque."""
     n = len(sizes) - 1
     weight, previous = [0.0] * (n + 1), [-1] * (n + 1)
@@ -62,42 +88,12 @@ def _lightest(sizes: Sizes, prefix: Sequence[float], limit: float) -> tuple[floa
     return weight[n], plan[::-1]
 
 
-def quadratic(objective: Objective, sizes: Sizes) -> Plan:
-    """The optimum of every objective but ``basic`` in O(n²).
-
-    M(n) = d_n; M(i) = d_i + min over j > i of max(M(j), U(i, j)), where U is the peak of the running segment.
-    """
-    n = len(sizes) - 1
-    d = np.asarray(sizes, np.float64)
-    best, following = np.empty(n + 1), np.full(n + 1, -1)
-    best[n] = d[n]
-    for i in range(n - 1, -1, -1):
-        costs = np.maximum(best[i + 1 :], _segments(objective, d, i))
-        following[i] = i + 1 + int(costs.argmin())
-        best[i] = d[i] + costs.min()
-    return _follow(following.tolist())
+def quadratic(objective: Objective, sizes: Sizes) -> Checkpoints:
+    """The optimum of every objective but ``basic`` in O(n²)."""
+    return checkpoints(least_peak(program(objective, sizes)))
 
 
-def _segments(
-    objective: Objective, d: np.ndarray[tuple[int, ...], np.dtype[np.float64]], i: int
-) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """U(i, j) for every j > i."""
-    live = np.concatenate([[0.0], np.cumsum(d[i + 1 : -1])])
-    if objective == "corrected":
-        return live + np.maximum.accumulate(d[i:-1]) + d[i + 1 :]
-    at_layer = np.concatenate([[0.0], live[1:] + 2 * d[i + 1 : -1]])
-    running = np.maximum.accumulate(at_layer)
-    return running + 2 * d[i + 1 :] if objective == "reentrant" else running
-
-
-def _follow(following: Sequence[int]) -> Plan:
-    plan = [0]
-    while following[plan[-1]] >= 0:
-        plan.append(following[plan[-1]])
-    return plan
-
-
-def linear(sizes: Sizes) -> Plan:
+def linear(sizes: Sizes) -> Checkpoints:
     """The optimum of ``corrected`` in O(n).
 
     U(i, j) grows with j and does not fall as i falls. So a candidate j′ > j with M(j) ≤ M(j′) is dominated, the
@@ -129,7 +125,10 @@ def linear(sizes: Sizes) -> Plan:
         if len(candidates) > 1 and best[candidates[-2]] <= cost:  # left of the crossing M decides
             choice, cost = candidates[-2], best[candidates[-2]]
         following[i], best[i] = choice, d[i] + cost
-    return _follow(following)
+    plan = [0]
+    while following[plan[-1]] >= 0:
+        plan.append(following[plan[-1]])
+    return plan
 
 
 class _Records:
@@ -156,7 +155,7 @@ class _Records:
         return self._d[self._positions[at]]
 
 
-def sqrt_segments(sizes: Sizes) -> Plan:
+def sqrt_segments(sizes: Sizes) -> Checkpoints:
     """Chen et al. (arXiv 1604.06174): round(√n) segments of about equal length, cut at round(t·n/k)."""
     n = len(sizes) - 1
     count = max(1, round(n**0.5))

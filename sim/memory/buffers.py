@@ -19,6 +19,7 @@ class Category(enum.StrEnum):
     GRADIENTS = "gradients"
     OPTIMIZER = "optimizer"
     ACTIVATIONS = "activations"
+    CHECKPOINT = "checkpoint"
     STASH = "stash"
     PREDICTION = "prediction"
     COMMUNICATION = "communication"
@@ -30,7 +31,8 @@ class BufferKind(enum.IntEnum):
     The first three are resident for the whole run. ``RECEIVED_ACTIVATION`` is the input of a stage from the stage
     before, ``INPUT_GRADIENT`` what a stage sends back to it, ``OUTPUT_GRADIENT`` what it receives from the stage after,
     ``PUSHED_GRADIENT`` what a parameter server has received and not yet added, ``WEIGHT_STATE`` what is left of an
-    activation between the input gradient and the weight gradient, where backward is split.
+    activation between the input gradient and the weight gradient, where backward is split, ``CHECKPOINT`` what a stage
+    that recomputes keeps from forward (its ``ACTIVATION`` is then what is live at most while it recomputes).
     """
 
     WEIGHTS = 0
@@ -44,6 +46,7 @@ class BufferKind(enum.IntEnum):
     OUTPUT_GRADIENT = 8
     PUSHED_GRADIENT = 9
     WEIGHT_STATE = 10
+    CHECKPOINT = 11
 
     @property
     def category(self) -> Category:
@@ -63,6 +66,7 @@ _CATEGORY = {
     BufferKind.OUTPUT_GRADIENT: Category.COMMUNICATION,
     BufferKind.PUSHED_GRADIENT: Category.COMMUNICATION,
     BufferKind.WEIGHT_STATE: Category.ACTIVATIONS,
+    BufferKind.CHECKPOINT: Category.CHECKPOINT,
 }
 
 START, END = 0, 1

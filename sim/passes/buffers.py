@@ -18,15 +18,20 @@ GRADIENT_KINDS = (OpKind.BACKWARD, OpKind.BACKWARD_INPUT)
 def apply(schedule: Schedule) -> Events:
     """Buffer events of a schedule (dtype `EVENTS`), sorted by op and when, releases first.
 
-    Activations live from forward to the end of backward; where that is split, the input gradient leaves the weight
-    state of them to the weight gradient. What a stage receives, input and output gradient, lives to the end of the last
-    op of backward, the input gradient it sends until that has left; a weight version is stashed by the update that
-    supersedes it until its last reader ends; a prediction lives until the last op that uses it ends.
+    Activations live from forward (or from their recomputation) to the end of backward; where that is split, the
+    input gradient leaves the weight state of them to the weight gradient. What a stage receives, input and output
+    gradient, lives to the end of the last op of backward, the input gradient it sends until that has left; a weight
+    version is stashed by the update that supersedes it until its last reader ends; a prediction lives until the
+    last op that uses it ends.
     """
     ops = schedule.ops
-    forward = np.flatnonzero(np.isin(ops["kind"], FORWARD_KINDS))
-    halves = schedule.halves
-    chunks = [_saved(schedule, forward, forward, BufferKind.ACTIVATION), _weight_states(schedule)]
+    halves, forward = schedule.halves, np.flatnonzero(np.isin(ops["kind"], FORWARD_KINDS))
+    op = ops[forward]
+    again = halves.find(OpKind.RECOMPUTE, op["stage"], op["micro_batch"], op["replica"])
+    recomputes = again >= 0
+    saving = np.where(recomputes, again, forward)
+    chunks = [_saved(schedule, saving, forward, BufferKind.ACTIVATION), _weight_states(schedule)]
+    chunks.append(_saved(schedule, forward[recomputes], forward[recomputes], BufferKind.CHECKPOINT))
     send = np.flatnonzero(ops["kind"] == OpKind.SEND_ACTIVATION)
     op = ops[send]
     consumer = halves.find(OpKind.FORWARD, op["stage"] + 1, op["micro_batch"], op["replica"], anywhere=True)

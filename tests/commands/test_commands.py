@@ -174,6 +174,7 @@ def test_schema_is_json() -> None:
     [
         (("run", "-", "--set", "schedule.name=gpip"), 2, "did you mean 'gpipe'?"),
         (("run", "-", "--set", "memory.capacity=1 MB"), 1, "out of memory"),
+        (("run", str(shipped("library")["vgg16-checkpoints"]), "--set", "memory=null"), 1, "gpu0 is out of memory"),
         (("run", "-", "--set", "schedule.weights=stash"), 2, "has no influence"),
         (
             ("run", "-", "--set", "cluster.link={kind: fifo, bandwidth: 1 GB/s}", "--backend", "longest_path"),

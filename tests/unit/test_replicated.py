@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -198,3 +199,11 @@ def test_vertical_sync_needs_a_common_version() -> None:
         assert (reads[halves.find(kind, 1, mini_batch, 0)] == 3 * first).all()
     with pytest.raises(Exception, match="no common version: stage 0 is updated after every 1 mini-batches, stage 1"):
         weight_versions.apply(pipedream.plan(2, replicas=(1, 3)), "vertical_sync")
+
+
+def test_a_trace_of_replicas_is_kept(simulate: Any, mesh: Any, tmp_path: Path) -> None:
+    trace = simulate(pipedream.plan(2, replicas=(3, 1)), mesh(4), [layer(3.0, 3.0), layer(1.0, 1.0)], "stash")
+    trace.save(tmp_path / "trace.npz")
+    again = Trace.load(tmp_path / "trace.npz")
+    assert again.shape == trace.shape
+    assert again.as_schedule().ops.tobytes() == trace.ops.tobytes()
