@@ -5,6 +5,7 @@
     ├── InvalidSchedule    an order nobody can execute, with its grid        exit 2
     ├── UnsupportedPlan    this backend or planner cannot honour the plan    exit 2
     ├── BadTraceFile       a file that is no trace of ours                   exit 2
+    ├── InfeasibleBudget   no plan fits into the memory that was given       exit 2
     └── RunFailed          the input was fine, the run was not               exit 1
         ├── OutOfMemory      device, request, what held the memory
         ├── Deadlock         each blocked op and what it waits for
@@ -78,6 +79,12 @@ class UnsupportedPlan(TwinrailError):
 
 class BadTraceFile(TwinrailError):
     """A file that is not a trace, or one that is damaged."""
+
+
+class InfeasibleBudget(TwinrailError):
+    """No checkpoint plan fits; ``least_bytes`` is the least that one needs."""
+
+    least_bytes: float = 0.0
 
 
 class RunFailed(TwinrailError):

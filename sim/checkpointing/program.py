@@ -11,7 +11,7 @@ is kept beside y_i, and y_i itself only if anything saves it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.checkpointing.plan import Plan, Run
+from sim.checkpointing.plan import Plan, Run, vertices
 
 Array = NDArray[np.float64]
 
@@ -101,18 +101,22 @@ def front(program: Program, seconds: Sequence[float]) -> list[Choice]:
     units = _in_units(seconds)
     best = _tabulate(program, units)
     found: list[Choice] = []
-    least_s = inf
     peaks = best[0, 0]
     for limit in range(len(peaks)):
         if peaks[limit] < inf and (limit == 0 or peaks[limit] < peaks[limit - 1]):
             plan = _follow(program, units, best, limit)
             found.append(Choice(program.total(float(peaks[limit])), recompute_s(plan, seconds, program.again), plan))
-    front: list[Choice] = []
-    for choice in sorted(found, key=lambda choice: (choice.peak_bytes, choice.recompute_s)):
+    return undominated(found)
+
+
+def undominated(choices: Iterable[Choice]) -> list[Choice]:
+    """Those that no other beats in both, by peak; of equals the first."""
+    found, least_s = list[Choice](), inf
+    for choice in sorted(choices, key=lambda choice: choice[:2]):
         if choice.recompute_s < least_s:
-            front.append(choice)
+            found.append(choice)
             least_s = choice.recompute_s
-    return front
+    return found
 
 
 def recompute_s(plan: Plan, seconds: Sequence[float], again: bool = True) -> float:
@@ -120,14 +124,10 @@ def recompute_s(plan: Plan, seconds: Sequence[float], again: bool = True) -> flo
     total = 0.0
     for item in plan:
         if isinstance(item, Run):
-            inside = [*_flat(item)]
+            inside = [*vertices(item.items)]
             total += sum(seconds[k - 1] for k in (inside if again else inside[:-1]))
             total += recompute_s(item.items, seconds, again)
     return total
-
-
-def _flat(run: Run) -> list[int]:
-    return [k for item in run.items for k in (_flat(item) if isinstance(item, Run) else [item])]
 
 
 def _in_units(seconds: Sequence[float]) -> list[int]:

@@ -128,36 +128,33 @@ def _column(chain: Chain, name: str) -> Array:
 
 
 class _Runs:
-    """`_run` for all runs that begin at one vertex, at once; columns hold what vertex k adds, at its number."""
+    """`_items` for all runs that begin at one vertex, at once.
+
+    Columns hold what vertex k brings, at its number, with what all vertices before it save; ``_later`` has what a run
+    cannot know of its first vertex, whose input is kept anyway.
+    """
 
     def __init__(self, mode: Mode, chain: Chain, held: NDArray[np.bool_]) -> None:
-        self._reentrant = mode == "reentrant"
-        self._d = d = np.array(chain.sizes, np.float64)
-        self._behind = np.append(0.0, np.array(chain.gradients_behind[:-1], np.float64))
-        self._through, self._forward = _column(chain, "through"), _column(chain, "forward")
-        self._ending = self._forward if self._reentrant else _column(chain, "stopped")
-        arriving = np.append(0.0, d[:-1])
-        self._before = np.append(0.0, np.cumsum(_column(chain, "kept") + d * held)[:-1])
-        self._before -= d[0]  # the input is no part of any run
+        d, behind = np.array(chain.sizes), np.append(0.0, chain.gradients_behind[:-1])
+        arriving, reentrant = np.append(0.0, d[:-1]), mode == "reentrant"
+        saved = np.append(0.0, np.cumsum(_column(chain, "kept") + d * held)[:-1]) - d[0]
         loose = arriving * np.append(False, ~held[:-1])
-        self._arriving, self._loose = arriving, loose
-        self._backward = _column(chain, "backward") + self._behind
-        self._last = _column(chain, "holding") + self._behind if self._reentrant else self._backward
+        self._saved, self._receiving, self._waiting = saved, d + behind, 2 * d * reentrant
+        self._through, self._forward = _column(chain, "through"), _column(chain, "forward") + saved
+        self._ending = (_column(chain, "forward") if reentrant else _column(chain, "stopped")) + saved
+        self._later = self._through + arriving, self._forward + loose, self._ending + loose
+        self._backward = _column(chain, "backward") + behind + saved
+        self._last = _column(chain, "holding") + behind + saved if reentrant else self._backward
 
     def of(self, i: int) -> Array:
         """Their peaks, ending at i + 1, i + 2, …"""
-        later, d = slice(i + 1, None), self._d[i + 1 :]
-        before = self._before[later] - self._before[i + 1]
-        arriving, loose = self._arriving[later].copy(), self._loose[later].copy()
-        arriving[0] = loose[0] = 0.0
-        through = np.maximum.accumulate(self._through[later] + arriving)
-        again = _of_earlier(before + loose + self._forward[later])
-        ending = before + loose + self._ending[later]
-        recomputed = d + self._behind[later] + np.maximum(again, ending)
-        backward = _of_earlier(before + self._backward[later]) + 2 * d * self._reentrant
-        return np.maximum.reduce([through, recomputed, backward, before + self._last[later]])
-
-
-def _of_earlier(column: Array) -> Array:
-    """The largest of all entries before each."""
-    return np.maximum.accumulate(np.append(-np.inf, column[:-1]))
+        first, later = i + 1, slice(i + 1, None)
+        through, forward, ending = (column[later].copy() for column in self._later)
+        through[0], forward[0], ending[0] = self._through[first], self._forward[first], self._ending[first]
+        peaks: Array = np.maximum(ending, self._last[later] - self._receiving[later], out=ending)
+        np.maximum(peaks[1:], np.maximum.accumulate(forward[:-1]), out=peaks[1:])
+        peaks += self._receiving[later]
+        backward = np.maximum.accumulate(self._backward[first:-1]) + self._waiting[first + 1 :]
+        np.maximum(peaks[1:], backward, out=peaks[1:])
+        peaks -= self._saved[first]
+        return np.maximum(peaks, np.maximum.accumulate(through), out=peaks)

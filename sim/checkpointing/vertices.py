@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import networkx as nx
+
 from sim.architecture import Architecture, Block, Entry, Operation
+from sim.errors import ScenarioError
+from sim.graph import ProfileGraph, ProfileNode
 
 Granularity = Literal["plain", "standalone_pool", "operation"]
 """From coarse to fine. ``plain``: a convolution with its normalisation, activation function and pool, a linear layer
@@ -61,3 +65,34 @@ def names(vertices: Sequence[Sequence[Entry]], granularity: Granularity) -> list
         main = next((entry for entry in vertex if not _leads(entry, granularity)), vertex[0])
         found.append(f"{main.name if isinstance(main, Block) else main.kind}{number}")
     return found
+
+
+def profile_vertices(graph: ProfileGraph) -> list[tuple[ProfileNode, ...]]:
+    """The operators of each vertex of a measured profile: between two through which every path to the last node leads.
+
+    Raises
+    ------
+    ScenarioError : there is nothing but input nodes.
+    """
+    operators = [node for node in graph.order if node.number in graph.needed - graph.inputs]
+    if not operators:
+        raise ScenarioError("the profile holds no layer, only input nodes")
+    paths = graph.digraph.subgraph(node.number for node in operators).copy()
+    paths.add_edges_from((_SOURCE, node) for node in [*paths] if not paths.in_degree(node))
+    passed_by = nx.immediate_dominators(paths, _SOURCE)
+    cuts, at = set[int](), operators[-1].number
+    while at != _SOURCE:
+        readers = [node for node in operators if paths.has_edge(at, node.number)]
+        if not any(reader.in_place and paths.in_degree(reader.number) == 1 for reader in readers):
+            cuts.add(at)  # an addition in place overwrites the end of its other branch
+        at = passed_by[at]
+    found: list[list[ProfileNode]] = [[]]
+    for node in operators:
+        found[-1].append(node)
+        if node.number in cuts:
+            found.append([])
+    return [tuple(vertex) for vertex in found if vertex]
+
+
+_SOURCE = -1
+"""What stands for all inputs; nodes count from 0."""
