@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
@@ -16,7 +16,7 @@ from scenarios.strict import Section, check
 from sim.checkpointing import objectives, pytorch, rotor, solvers
 from sim.checkpointing.objectives import MODES, Objective
 from sim.checkpointing.plan import Plan, as_lists, checkpoints, from_lists, of_checkpoints, recomputed, vertices
-from sim.checkpointing.program import Choice, Program, front, least_peak, recompute_s
+from sim.checkpointing.program import Choice, Program, front, least_peak
 from sim.checkpointing.vertices import Granularity
 from sim.errors import Fault, InfeasibleBudget, ScenarioError, UnsupportedPlan
 from sim.liveness import Mode, training_step
@@ -28,6 +28,7 @@ MOST_WITH_FRONT = 300
 """Vertices up to which the plan of least peak is also the one of these that recomputes least, and budgets are met."""
 MOST_OF_BASIC = 3_000
 PLAN_FORMAT = 1
+OF_MODELS = ("batch", "shape", "granularity", "optimizer", "platform", "device")
 
 
 def _read_sizes(value: object) -> object:
@@ -47,6 +48,13 @@ def _read_size(word: str) -> int:
         raise WrongValue(f"expected bytes such as 50,100,200 or '4 MiB,1 MiB', got {shown(word)}") from None
 
 
+def _read_shape(value: object) -> object:
+    words = str(value).split(",")
+    if not all(word.strip().isdecimal() and word.isascii() and len(word) < 18 for word in words):
+        raise WrongValue(f"expected whole numbers such as 3,224,224, got {shown(value)}")
+    return tuple(int(word) for word in words)
+
+
 class Options(Section):
     """What can be asked, each key an option of the command line."""
 
@@ -58,6 +66,7 @@ class Options(Section):
     nested: bool = False
     offload: BytesPerSecond | None = None
     batch: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    shape: Annotated[tuple[int, ...] | None, BeforeValidator(_read_shape)] = None
     granularity: Granularity | None = None
     optimizer: Optimizer | None = None
     platform: Device | None = None
@@ -93,10 +102,10 @@ def solve(given: Mapping[str, object]) -> dict[str, Any]:
     if options is None or faults:
         raise ScenarioError.of(faults)
     question = _Question(_subject(options), options)
-    solver, plan = question.answer()
-    result = question.describe(solver, plan)
+    solver, answer = question.answer()
+    result = question.describe(solver, answer)
     if options.measure:
-        result |= question.measured(plan)
+        result |= question.measured(answer.plan)
     if options.out is not None:
         _write(Path(options.out), result)
     return result
@@ -109,8 +118,8 @@ def _at_odds(options: Options) -> list[Fault]:
         faults.append(Fault("give a model, or --sizes 50,100,200 instead", "MODEL"))
     if options.model is None or options.is_profile:
         what = "a measured profile" if options.is_profile else "--sizes"
-        idle = ("batch", "granularity", "optimizer", "platform", "device", "measure")
-        faults += [Fault(f"has no influence on {what}", f"--{name}") for name in idle if getattr(options, name)]
+        idle = [name for name in (*OF_MODELS, "measure") if getattr(options, name)]
+        faults += [Fault(f"has no influence on {what}", f"--{name}") for name in idle]
     if options.is_profile and wanted in MODES:
         message = "a profile does not say what PyTorch saves of its operators"
         faults.append(Fault(message, "--objective", suggestion="use corrected"))
@@ -131,14 +140,16 @@ def _subject(options: Options) -> Subject:
     assert options.model is not None
     if options.is_profile:
         return of_profile(Path(options.model))
-    return of_model(
-        options.model,
-        options.batch or 32,
-        options.granularity or "standalone_pool",
-        options.platform or "cpu",
-        options.optimizer or "sgd",
-        options.device or "p40",
-    )
+    return of_model(options.model, **{key: value for key in OF_MODELS if (value := getattr(options, key)) is not None})
+
+
+class _Candidate(NamedTuple):
+    """A plan for PyTorch, its peak under the objective, and which vertices that counts as kept and as recomputed."""
+
+    plan: Plan
+    peak_bytes: float
+    checkpoints: list[int]
+    recomputed: list[int]
 
 
 class _Question:
@@ -156,85 +167,90 @@ class _Question:
         """The mode of PyTorch that plans are for."""
         return "reentrant" if self._objective == "reentrant" else "non_reentrant"
 
-    def answer(self) -> tuple[str, Plan]:
-        """The solver by name, and its plan."""
+    def answer(self) -> tuple[str, _Candidate]:
+        """The solver by name, and what it finds."""
         options, n = self._options, self._vertices
         if options.nested or options.offload:
             return "rotor", self._within_budget(rotor.front(self._subject.chain, self._seconds, options.offload))
         if options.budget is not None:
-            self._limit(n, MOST_WITH_FRONT, "--budget")
+            self._limit(MOST_WITH_FRONT, "--budget")
             return "quadratic", self._within_budget(front(self._program(), self._seconds))
         if self._objective == "basic":
-            self._limit(n, MOST_OF_BASIC, "--objective")
-            return "cubic", of_checkpoints(solvers.cubic(self._sizes))
+            self._limit(MOST_OF_BASIC, "--objective")
+            return "cubic", self._of_checkpoints(solvers.cubic(self._sizes))
         if self._objective == "corrected":
-            return "linear", of_checkpoints(solvers.linear(self._sizes))
-        if n > MOST_WITH_FRONT:
-            return "quadratic", least_peak(self._program())
-        return "quadratic", front(self._program(), self._seconds)[0].plan
+            return "linear", self._of_checkpoints(solvers.linear(self._sizes))
+        program = self._program()
+        return "quadratic", self._of_plan(
+            least_peak(program) if n > MOST_WITH_FRONT else front(program, self._seconds)[0].plan
+        )
 
     def _program(self) -> Program:
         if self._objective in MODES:
             return pytorch.program(self._objective, self._subject.chain)
         return objectives.program(self._objective, self._sizes)
 
-    def _within_budget(self, choices: Sequence[Choice]) -> Plan:
+    def _within_budget(self, choices: Sequence[Choice]) -> _Candidate:
         """The fastest within the budget; the one of least peak where there is no budget."""
         budget, least = self._options.budget, choices[0].peak_bytes
-        if budget is None:
-            return choices[0].plan
-        if least > budget:
+        if budget is not None and least > budget:
             hint = "" if self._options.nested or self._objective != "non_reentrant" else "; --nested may need less"
-            error = InfeasibleBudget(
-                f"no plan is within {format_bytes(budget, True)} ({budget:.0f} bytes): "
-                f"the least that works is {format_bytes(least, True)} ({least:.0f} bytes){hint}"
-            )
+            error = InfeasibleBudget(f"no plan is within {_both(budget)}: the least that works is {_both(least)}{hint}")
             error.least_bytes = least
             raise error
-        return [choice for choice in choices if choice.peak_bytes <= budget][-1].plan
+        plan = [choice.plan for choice in choices if choice.peak_bytes <= (budget or least)][-1]
+        return self._of_plan(plan) if self._objective in MODES else self._of_checkpoints(checkpoints(plan))
 
-    def _limit(self, vertices: int, most: int, option: str) -> None:
-        if vertices > most:
-            raise ScenarioError.of([Fault(f"takes at most {most} vertices, there are {vertices}", option)])
+    def _limit(self, most: int, option: str) -> None:
+        if self._vertices > most:
+            raise ScenarioError.of([Fault(f"takes at most {most} vertices, there are {self._vertices}", option)])
 
-    def peak(self, plan: Plan) -> float:
-        """Peak bytes of a plan under the objective."""
+    def _of_plan(self, plan: Plan) -> _Candidate:
+        """A plan as PyTorch runs it."""
+        assert self._objective in MODES
+        peak_bytes = pytorch.peak(self._objective, self._subject.chain, plan)
+        return _Candidate(plan, peak_bytes, checkpoints(plan), recomputed(plan))
+
+    def _of_checkpoints(self, kept: list[int]) -> _Candidate:
+        """Checkpoints as papers have them: what lies between two of them is recomputed."""
+        plan = of_checkpoints(kept)
         if self._objective in MODES:
-            return pytorch.peak(self._objective, self._subject.chain, plan)
-        return objectives.peak(self._objective, self._sizes, checkpoints(plan))
+            return self._of_plan(plan)
+        between = [k for k in range(self._vertices + 1) if k not in set(kept)]
+        return _Candidate(plan, objectives.peak(self._objective, self._sizes, kept), kept, between)
 
-    def _others(self) -> dict[str, Plan | None]:
-        """What the plan is compared with; Feng and Huang's takes too long for many vertices."""
+    def _others(self) -> dict[str, _Candidate | None]:
+        """What the answer is compared with; Feng and Huang's takes too long for many vertices."""
         nothing = tuple(range(1, self._vertices + 1))
-        none = nothing if self._objective in MODES else of_checkpoints(objectives.one_segment(self._sizes))
-        ogc = of_checkpoints(solvers.cubic(self._sizes)) if self._vertices <= MOST_OF_BASIC else None
-        return {"none": none, "sqrt_n": of_checkpoints(solvers.sqrt_segments(self._sizes)), "ogc": ogc}
+        if self._objective in MODES:
+            none = self._of_plan(nothing)
+        else:
+            none = self._of_checkpoints(objectives.one_segment(self._sizes))._replace(plan=nothing, recomputed=[])
+        ogc = self._of_checkpoints(solvers.cubic(self._sizes)) if self._vertices <= MOST_OF_BASIC else None
+        return {"none": none, "sqrt_n": self._of_checkpoints(solvers.sqrt_segments(self._sizes)), "ogc": ogc}
 
-    def describe(self, solver: str, plan: Plan) -> dict[str, Any]:
+    def describe(self, solver: str, answer: _Candidate) -> dict[str, Any]:
         """The answer without what is measured."""
         subject, others = self._subject, self._others()
         found: dict[str, Any] = {"subject": subject.name, "objective": self._objective, "solver": solver}
         if self._objective in MODES:
             found["counts"] = "all that is alive in a training step" if subject.vertices else "outputs and gradients"
         else:
-            found |= {"ends": self._options.ends or "counted", "counts": "outputs and a gradient"}
-        found["peak_bytes"] = _whole(self.peak(plan))
-        found["checkpoints"] = checkpoints(plan)
-        found["recomputed"] = recomputed(plan)
-        found["plan"] = as_lists(plan)
-        found["alternatives"] = {name: other and _whole(self.peak(other)) for name, other in others.items()}
-        found["comparison"] = [self._row(name, other) for name, other in {**others, "ours": plan}.items() if other]
+            found |= {"ends": self._options.ends or "counted", "counts": "outputs and at most one gradient"}
+        found |= self._row(answer)
+        found["plan"] = as_lists(answer.plan)
+        found["alternatives"] = {name: other and _whole(other.peak_bytes) for name, other in others.items()}
+        compared = {**others, "ours": answer}
+        found["comparison"] = [{"plan": name, **self._row(other)} for name, other in compared.items() if other]
         found["vertices"] = list(subject.names)
-        return found | self._of_model(plan)
+        return found | self._of_model(answer.plan)
 
-    def _row(self, name: str, plan: Plan) -> dict[str, Any]:
-        seconds = recompute_s(plan, self._seconds, again=self._objective in MODES)
-        step_s = self._subject.step_s
+    def _row(self, candidate: _Candidate) -> dict[str, Any]:
+        seconds, step_s = sum(self._seconds[k - 1] for k in candidate.recomputed if k), self._subject.step_s
         return {
-            "plan": name,
-            "peak_bytes": _whole(self.peak(plan)),
-            "checkpoints": checkpoints(plan),
-            "recomputed": recomputed(plan),
+            "peak_bytes": _whole(candidate.peak_bytes),
+            "checkpoints": candidate.checkpoints,
+            "recomputed": candidate.recomputed,
             "recompute_s": seconds if step_s else None,
             "recompute_share": seconds / step_s if step_s else None,
         }
@@ -244,20 +260,25 @@ class _Question:
         subject = self._subject
         if subject.vertices is None:
             return {}
-        finer = None
-        if subject.finer is not None:
-            asked = {"granularity": subject.finer, "budget": None, "nested": False, "offload": None}
-            other = _Question(_subject(options := self._options.model_copy(update=asked)), options)
-            peak_bytes = _whole(other.peak(other.answer()[1]))
-            finer = {"name": subject.finer, "vertices": other._vertices, "peak_bytes": peak_bytes}
         found: dict[str, Any] = {"batch": subject.batch}
-        found["granularity"] = {"name": subject.granularity, "vertices": self._vertices, "finer": finer}
+        found["granularity"] = {"name": subject.granularity, "vertices": self._vertices, "finer": self._finer()}
         if self._objective in MODES:
             history = training_step(subject.tape, plan, self._mode, subject.optimizer, subject.names)
             _, operation, consists_of = history.peak()
             found |= {"optimizer": subject.optimizer, "platform": subject.platform}
             found |= {"peak_at": operation, "consists_of": dict(consists_of)}
         return found
+
+    def _finer(self) -> dict[str, Any] | None:
+        """The least peak if the model were cut more finely."""
+        granularity = self._subject.finer
+        if granularity is None:
+            return None
+        asked = {"granularity": granularity, "budget": None, "nested": False, "offload": None}
+        options = self._options.model_copy(update=asked)
+        other = _Question(_subject(options), options)
+        peak_bytes = _whole(other.answer()[1].peak_bytes)
+        return {"name": granularity, "vertices": other._vertices, "peak_bytes": peak_bytes}
 
     def measured(self, plan: Plan) -> dict[str, Any]:
         """The peak as PyTorch has it; beside basic and corrected without what belongs to the parameters.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from scenarios.architecture import architecture
@@ -73,9 +73,17 @@ def of_profile(path: Path) -> Subject:
 
 
 def of_model(
-    name: str, batch: int, granularity: Granularity, platform: Device, optimizer: Optimizer, device: str
+    name: str,
+    batch: int = 32,
+    granularity: Granularity = "standalone_pool",
+    optimizer: Optimizer = "sgd",
+    platform: Device = "cpu",
+    device: str = "p40",
+    shape: tuple[int, ...] | None = None,
 ) -> Subject:
     """A shipped model by name or a model file, in fp32, its seconds by the roofline of a shipped device.
+
+    ``shape`` of a sample, where it is another than the file's.
 
     Raises
     ------
@@ -91,12 +99,12 @@ def of_model(
         faults.append(Fault(message, "--device", suggestion=nearest(device, devices)))
     if faults:
         raise ScenarioError.of(faults)
-    document = load_document(known.get(name, name)).data
+    document = {**load_document(known.get(name, name)).data, **({} if shape is None else {"input": [*shape]})}
     model = architecture(document)
     vertices = cut(model, granularity)
     profile = roofline(layer_table(document), device_spec(device), "fp32", batch)
     ends = [0, *accumulate(len(vertex) for vertex in vertices)]
-    layers = [profile.layers[first:last] for first, last in zip(ends, ends[1:], strict=False)]
+    layers = [profile.layers[first:last] for first, last in pairwise(ends)]
     return Subject(
         name=model.name,
         sizes=_sizes(model, vertices, batch),
@@ -106,7 +114,7 @@ def of_model(
         vertices=vertices,
         batch=batch,
         granularity=granularity,
-        finer=dict(zip(GRANULARITIES, GRANULARITIES[1:], strict=False)).get(granularity),
+        finer=dict(pairwise(GRANULARITIES)).get(granularity),
         platform=platform,
         optimizer=optimizer,
     )

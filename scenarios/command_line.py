@@ -282,11 +282,14 @@ def memory_plot(
 
 @_command("checkpoint")
 def checkpoint(
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="a shipped model, a model file, or graph.txt")] = None,
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="a shipped model, a model file, or graph.txt")
+    ] = None,
     sizes: Annotated[str | None, typer.Option(metavar="d0,d1,…", help="bytes of y_0…y_n, instead of a model")] = None,
     objective: Annotated[str | None, typer.Option(help="basic, corrected, reentrant or non_reentrant")] = None,
     budget: Annotated[str | None, typer.Option(metavar="SIZE", help="least time within '8GiB', not least peak")] = None,
     batch: Annotated[int | None, typer.Option(help="samples; 32 unless said")] = None,
+    shape: Annotated[str | None, typer.Option(metavar="3,224,224", help="of a sample, if not the model's")] = None,
     ends: Annotated[str | None, typer.Option(help="whether y_0 and y_n count: counted or not")] = None,
     granularity: Annotated[str | None, typer.Option(help="plain, standalone_pool or operation")] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw")] = None,
@@ -304,6 +307,7 @@ def checkpoint(
     from scenarios.run_folder import to_json
 
     options = {"model": model, "sizes": sizes, "objective": objective, "budget": budget, "batch": batch, "ends": ends}
+    options["shape"] = shape
     options |= {"granularity": granularity, "optimizer": optimizer, "platform": platform, "device": device}
     options |= {"nested": nested, "offload": offload, "measure": measure, "out": out}
     result = checkpoint_command.solve(options)

@@ -16,7 +16,7 @@ from typing import Literal
 from sim.checkpointing.plan import Plan, Run, vertices
 from sim.memory import history as category
 from sim.memory.history import History
-from sim.tape import ELEMENT, Device, Step, Tape
+from sim.tape import ELEMENT, Step, Tape
 from sim.training import MOMENTS, Optimizer
 
 Mode = Literal["reentrant", "non_reentrant"]

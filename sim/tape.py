@@ -1,7 +1,7 @@
 """What autograd records of a forward pass in PyTorch: storages made, saved for backward, and let go of.
 
-One `Step` for each function that autograd records, in the order of the forward pass; the rules are those of PyTorch 2.13
-in fp32 with the modules of ``backends/torch/modules.py``. What kernels allocate for themselves is not in them.
+One `Step` for each function that autograd records, in the order of the forward pass; the rules are those of PyTorch
+2.13 in fp32 with the modules of ``backends/torch/modules.py``. What kernels allocate for themselves is not in them.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Step:
 
     Tensors are numbers; `Tape.sizes` has their bytes. ``shares``: the output lives in the storage of the first input,
     because it is a view or the function works in place. ``saves`` are tensors among those read and written, and
-    ``extra_bytes`` are saved beside them: indices, masks, statistics. ``parameters`` are the bytes of each. ``passes_on``: the gradients of the inputs are
-    the gradient of the output itself, or views of it; else each is a new tensor. ``backward_bytes`` are wanted during
-    backward only. After the step no variable refers to ``drops`` any more.
+    ``extra_bytes`` are saved beside them: indices, masks, statistics. ``passes_on``: the gradients of the inputs are
+    the gradient of the output itself, or views of it; else each is a new tensor. ``parameters`` are the bytes of each;
+    ``backward_bytes`` are wanted during backward only. After the step no variable refers to ``drops`` any more.
     """
 
     name: str

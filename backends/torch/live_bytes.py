@@ -21,14 +21,14 @@ from sim.memory.history import ACTIVATIONS, GRADIENTS, INPUT, OPTIMIZER, WEIGHTS
 from sim.memory.rules import Tag
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keeps the history of every storage that operations under it touch.
 
     What was alive before counts from the moment it is `name`d or first comes out of an operation.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.history = History()
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
 
@@ -68,8 +68,8 @@ class LiveBytes(TorchDispatchMode):
 def _adds_in_place(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether backward would add this gradient to one that is there in place, were no one looking.
 
-    Under any dispatch mode autograd adds out of place (``isTensorSubclassLike``), which would count one tensor too many.
-    Else it adds in place if nothing else refers to the first gradient: no more, that is, than to the one that just came.
+    Under any dispatch mode autograd adds out of place (``isTensorSubclassLike``), which would count a tensor too many.
+    Else it adds in place if nothing else refers to the first gradient: no more, that is, than to the one just made.
     """
     if func is not torch.ops.aten.add.Tensor or torch.is_grad_enabled() or torch._C._current_graph_task_id() < 0:
         return False
@@ -78,8 +78,8 @@ def _adds_in_place(func: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _references(tensor: Tensor) -> int:
-    storage = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
-    return int(tensor._use_count() + storage - tensor._is_view())
+    storage = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return int(tensor._use_count() + storage - tensor._is_view())  # type: ignore[attr-defined]
 
 
 def step(module: nn.Module, batch: Tensor, target: Tensor, optimizer: torch.optim.Optimizer | None = None) -> History:
@@ -93,8 +93,9 @@ def step(module: nn.Module, batch: Tensor, target: Tensor, optimizer: torch.opti
         if optimizer is not None:
             states = [value for state in optimizer.state.values() for value in state.values()]
             live.name([value for value in states if isinstance(value, Tensor)], OPTIMIZER)
-        cross_entropy(module(batch), target).backward()
+        cross_entropy(module(batch), target).backward()  # type: ignore[no-untyped-call]
         live.name([weight.grad for weight in module.parameters() if weight.grad is not None], GRADIENTS)
         if optimizer is not None:
             optimizer.step()
-    return live.history
+    history: History = live.history
+    return history

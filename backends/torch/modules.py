@@ -62,12 +62,12 @@ class SelfAttention(nn.Module):
         none = torch.empty(1, device=x.device)
         scores = torch.baddbmm(none, query, key.mT, beta=0, alpha=query.shape[-1] ** -0.5)
         mixed = torch.bmm(scores.softmax(dim=-1), value)
-        together: Tensor = self.out(mixed.unflatten(0, (-1, self.heads)).transpose(1, 2).flatten(2))
+        together: Tensor = self.out(mixed.view(len(x), self.heads, *mixed.shape[1:]).transpose(1, 2).flatten(2))
         return together
 
     def _split(self, x: Tensor) -> Tensor:
         """Batch × positions × features to (batch · heads) × positions × features of a head."""
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2).flatten(0, 1)
+        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2).flatten(0, 1)
 
 
 class Recurrent(nn.LSTM):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
 
 from backends.torch.checkpointed import Checkpointed
 from backends.torch.live_bytes import step
@@ -39,7 +40,11 @@ class Measured(NamedTuple):
 
 
 def measure(
-    vertices: Sequence[Sequence[Entry]], batch: int, plan: Plan, mode: Mode = "non_reentrant", optimizer: Optimizer = "sgd"
+    vertices: Sequence[Sequence[Entry]],
+    batch: int,
+    plan: Plan,
+    mode: Mode = "non_reentrant",
+    optimizer: Optimizer = "sgd",
 ) -> Measured:
     """On a GPU where there is one; else by counting storages on the meta device, where a full batch takes no memory."""
     if torch.cuda.is_available():
@@ -63,6 +68,17 @@ def count(
         return step(module, inputs, targets, update)
 
 
+def count_flops(
+    vertices: Sequence[Sequence[Entry]], batch: int, plan: Plan, mode: Mode = "non_reentrant"
+) -> int:
+    """Floating-point operations of forward and backward, what is recomputed among them, as PyTorch counts them."""
+    with torch.device("meta"):
+        module, inputs, targets, _ = _prepared(vertices, batch, plan, mode, "sgd")
+        with FlopCounterMode(display=False) as counter:
+            cross_entropy(module(inputs), targets).backward()  # type: ignore[no-untyped-call]
+    return counter.get_total_flops()
+
+
 def _prepared(
     vertices: Sequence[Sequence[Entry]], batch: int, plan: Plan, mode: Mode, optimizer: Optimizer
 ) -> tuple[nn.Module, Tensor, Tensor, torch.optim.Optimizer]:
@@ -79,15 +95,13 @@ def _prepared(
     return module, inputs, torch.zeros(batch, dtype=torch.long), update
 
 
-def _on_gpu(
-    vertices: Sequence[Sequence[Entry]], batch: int, plan: Plan, mode: Mode, optimizer: Optimizer
-) -> Measured:
+def _on_gpu(vertices: Sequence[Sequence[Entry]], batch: int, plan: Plan, mode: Mode, optimizer: Optimizer) -> Measured:
     with torch.device("cuda"):
         module, inputs, targets, update = _prepared(vertices, batch, plan, mode, optimizer)
         for _ in range(2):  # the first step makes handles and workspaces that stay
             update.zero_grad()
             torch.cuda.reset_peak_memory_stats()
-            cross_entropy(module(inputs), targets).backward()
+            cross_entropy(module(inputs), targets).backward()  # type: ignore[no-untyped-call]
             update.step()
     peak = torch.cuda.max_memory_allocated()
     lasting = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))

@@ -1,8 +1,8 @@
 """A plan says what is recomputed: vertices that run as they are, and runs of vertices that are checkpointed.
 
-Vertices count from 1; vertex k makes y_k of y_{k−1}, and y_0 is the input. ``(1, Run((2, 3)), 4)`` keeps what vertices 1
-and 4 save; of 2 and 3 only y_1 is kept, from which they are run again before their backward. A run may hold runs: then
-its recomputation is checkpointed in turn.
+Vertices count from 1; vertex k makes y_k of y_{k−1}, and y_0 is the input. ``(1, Run((2, 3)), 4)`` keeps what vertices
+1 and 4 save; of 2 and 3 only y_1 is kept, from which they are run again before their backward. A run may hold runs:
+then its recomputation is checkpointed in turn.
 """
 
 from __future__ import annotations

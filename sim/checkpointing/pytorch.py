@@ -77,12 +77,14 @@ def _items(mode: Mode, chain: Chain, items: Plan, run: Run | None) -> float:
     for index, item in enumerate(items):
         k, end = next(vertices([item])), max(vertices([item]))
         size, vertex, stop = sizes[k - 1] if index else 0, facts[k - 1], stops and index == len(items) - 1
-        held = isinstance(item, Run) or vertex.saves_input or (after_plain and facts[k - 2].saves_output)
+        saved_before = after_plain and facts[k - 2].saves_output
+        held = isinstance(item, Run) or vertex.saves_input or saved_before
         kept += size * held
         waits = 2 * sizes[last] if holds and end < last else 0
         if isinstance(item, Run):
             through = 0 if stop else _through(chain, item)
             most = max(most, kept + waiting + through, kept + waits + _items(mode, chain, item.items, item))
+            kept -= size * (item.offload and not saved_before)
         else:
             again = (vertex.stopped if stop else vertex.forward) + size * (not held)
             backward = (vertex.holding if holds and k == last else vertex.backward + waits) + behind[k - 1]

@@ -9,8 +9,9 @@ free beside y_{a−1}:
       C(m − x̄_a, a + 1, b)                                           a runs as it is and keeps x̄_a; a alone fits too
       Σ_{a≤k<j} f_k + C(m − d_{j−1}, j, b) + C(m, a, j − 1)           a … j − 1 run through, all but y_{j−1} is let go
 
-Offloading, if the input y_{a−1} is nobody else's, the second may also move it to the memory of the host while j … b are at
-work: C(m + d_{a−1} − d_{j−1}, j, b) and twice the time of its transfer. No transfer overlaps with work.
+Offloading, if y_{a−1} is kept for this part alone (another part was run through before it), the second may also move it
+to the memory of the host while j … b are at work: C(m + d_{a−1} − d_{j−1}, j, b) and twice the time of its transfer. No
+transfer overlaps with work.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from math import ceil, inf
 
 import numpy as np
 
-from sim.checkpointing import pytorch
+from sim.checkpointing import program, pytorch
 from sim.checkpointing.plan import Plan, Run, vertices
-from sim.checkpointing.program import Array, Choice, recompute_s, undominated
+from sim.checkpointing.program import Array, Choice
 from sim.checkpointing.pytorch import Chain
 
 MOST_SLOTS = 1000
@@ -75,11 +76,11 @@ class Table:
             return
         fits = alone & (free >= costs.output[b] + costs.forward[a])
         yield np.where(fits, _shifted(self._least[0, a + 1, b], costs.saved[a]), inf), "as it is"
-        yield self._through(own, a, b, offload=False).min(axis=0), "through"
+        yield self._through(a, b, offload=False).min(axis=0), "through"
         if own and costs.transfer_s:
-            yield self._through(own, a, b, offload=True).min(axis=0), "offload"
+            yield self._through(a, b, offload=True).min(axis=0), "offload"
 
-    def _through(self, own: int, a: int, b: int, offload: bool) -> Array:
+    def _through(self, a: int, b: int, offload: bool) -> Array:
         """The second kind by j − a − 1 and m."""
         costs, free = self._costs, np.arange(self._memory + 1)
         seconds = self._before_s[a + 1 : b + 1] - self._before_s[a]
@@ -89,14 +90,15 @@ class Table:
             right = _shifted(right, -(costs.output[a - 1] if a else costs.input))
         arriving = [0, *costs.output[a : b - 1]]
         wanted = costs.output[b] + np.maximum.accumulate(np.add(arriving, costs.through[a:b]))
-        sums: Array = right + self._least[own, a, a:b]
+        sums: Array = right + self._least[0, a, a:b]
         sums += seconds[:, None]
         sums[free < wanted[:, None]] = inf
         return sums
 
     def least_s(self) -> Array:
         """C(m, 1, n) for every m; the input is somebody else's."""
-        return self._least[0, 0, -1]
+        least_s: Array = self._least[0, 0, -1]
+        return least_s
 
     def plan(self, memory: int) -> Plan:
         """The plan behind C(memory, 1, n), which is finite; it ends with vertex n, the loss."""
@@ -109,10 +111,10 @@ class Table:
             return [a + 1]
         if how == "as it is":
             return [a + 1, *self._items(0, a + 1, b, memory - costs.saved[a])]
-        j = a + 1 + int(self._through(own, a, b, how == "offload")[:, memory].argmin())
+        j = a + 1 + int(self._through(a, b, how == "offload")[:, memory].argmin())
         freed = (costs.output[a - 1] if a else costs.input) if how == "offload" else 0
         right = self._items(min(1, len(self._least) - 1), j, b, memory + freed - costs.output[j - 1])
-        return [Run(tuple(self._items(own, a, j - 1, memory)), how == "offload"), *right]
+        return [Run(tuple(self._items(0, a, j - 1, memory)), how == "offload"), *right]
 
 
 def _shifted(row: Array, memory: int) -> Array:
@@ -150,25 +152,32 @@ def persistent(
 
 
 def front(chain: Chain, seconds: Sequence[float], host_bytes_per_s: float | None = None) -> list[Choice]:
-    """The plans that no other of the program's beats in both peak and time, from the least peak to the least time.
+    """The plans that no other beats in both peak and time, from the least peak to the least time.
 
-    Memory is counted in a thousandth of what the chain takes without a plan (more of them for more than a hundred
+    Memory is counted in a thousandth of what the chain takes without a plan (less finely for more than a hundred
     vertices), so a plan may need a little less than the program believes: the peaks given are exact, of
-    ``non_reentrant``. Time of transfers counts as recomputed.
+    ``non_reentrant``. Plans without runs in runs are among them. Time of transfers counts as recomputed.
     """
+    found = program.front(pytorch.program("non_reentrant", chain), seconds)
+    for rate in dict.fromkeys((None, host_bytes_per_s)):
+        found += _nested(chain, seconds, rate)
+    return program.undominated(found)
+
+
+def _nested(chain: Chain, seconds: Sequence[float], host_bytes_per_s: float | None) -> Iterator[Choice]:
+    """One plan for every budget at which the least time falls."""
     n = len(seconds)
     always = chain.lasting_bytes + chain.input_bytes
     most = pytorch.peak("non_reentrant", chain, tuple(range(1, n + 1))) - always
     slots = min(MOST_SLOTS, _MOST_CELLS // (n + 1) ** 2)
     costs = persistent(chain, seconds, max(1.0, most / slots), host_bytes_per_s)
     table = Table(costs, slots + 2 * n)
-    least_s, found = table.least_s(), list[Choice]()
+    least_s = table.least_s()
     for memory in np.flatnonzero(least_s < np.append(inf, least_s[:-1])).tolist():
         plan = table.plan(memory)[:-1]
         moved_s = sum(costs.transfer_s[first - 1] for first in _offloaded(plan))
-        spent_s = recompute_s(plan, seconds) + moved_s
-        found.append(Choice(pytorch.peak("non_reentrant", chain, plan), spent_s, plan))
-    return undominated(found)
+        spent_s = program.recompute_s(plan, seconds) + moved_s
+        yield Choice(pytorch.peak("non_reentrant", chain, plan), spent_s, plan)
 
 
 def _offloaded(plan: Plan) -> Iterator[int]:

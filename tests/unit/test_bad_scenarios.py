@@ -102,7 +102,7 @@ BAD: dict[str, Bad] = {
     "stray companion": ("  batch_size", "  input: 1 MB\n  batch_size", 8, "model.input", "belongs with layers", None),
     "cuts for other stages": ("[3]", "[3, 5]", 27, "partition.cuts", "2 cuts make 3 stages, schedule.stages is", None),
     "cuts out of order": ("{cuts: [3]}", "{cuts: [5, 3]}", 27, "partition.cuts", "must increase", None),
-    "unknown partition": ("{cuts: [3]}", "balancd", 27, "partition", "expected balanced or pipedream, got", "'balanced'"),
+    "unknown partition": ("{cuts: [3]}", "balancd", 27, "partition", "expected one of balanced, pipedream, got", "'balanced'"),
     "unknown device": ("device: p40", "device: p41", 11, "cluster.nodes.0.device", "unknown device", "'p40'"),
     "unknown node": ("[gpu0, host]", "[gpu9, host]", 15, "cluster.links.0.between.0", "unknown node 'gpu9'", "'gpu1'"),
     "doubled node": ("name: gpu1", "name: gpu0", 12, "cluster.nodes.1.name", "node 'gpu0' is there twice", None),
