@@ -80,10 +80,10 @@ def _items(mode: Mode, chain: Chain, items: Plan, run: Run | None) -> float:
         saved_before = after_plain and facts[k - 2].saves_output
         held = isinstance(item, Run) or vertex.saves_input or saved_before
         kept += size * held
-        waits = 2 * sizes[last] if holds and end < last else 0
+        waits = (2 if end < last else isinstance(item, Run)) * sizes[last] if holds else 0
         if isinstance(item, Run):
-            through = 0 if stop else _through(chain, item)
-            most = max(most, kept + waiting + through, kept + waits + _items(mode, chain, item.items, item))
+            through, copied = 0 if stop else _through(chain, item), size * (item.offload and saved_before)
+            most = max(most, kept + waiting + through, kept + copied + waits + _items(mode, chain, item.items, item))
             kept -= size * (item.offload and not saved_before)
         else:
             again = (vertex.stopped if stop else vertex.forward) + size * (not held)
