@@ -15,7 +15,7 @@ from sim.checkpointing.solvers import linear
 
 LINEAR_N, LINEAR_S = 200_000, 1.0
 QUADRATIC_N, QUADRATIC_S = 10_000, 2.0
-ROTOR_N, ROTOR_SLOTS = 30, 1000
+ROTOR_N, ROTOR_SLOTS = 54, 1000  # as many vertices as ResNet-152 has
 
 
 def sizes(n: int) -> list[int]:

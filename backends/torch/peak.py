@@ -68,15 +68,13 @@ def count(
         return step(module, inputs, targets, update)
 
 
-def count_flops(
-    vertices: Sequence[Sequence[Entry]], batch: int, plan: Plan, mode: Mode = "non_reentrant"
-) -> int:
+def count_flops(vertices: Sequence[Sequence[Entry]], batch: int, plan: Plan, mode: Mode = "non_reentrant") -> int:
     """Floating-point operations of forward and backward, what is recomputed among them, as PyTorch counts them."""
     with torch.device("meta"):
         module, inputs, targets, _ = _prepared(vertices, batch, plan, mode, "sgd")
         with FlopCounterMode(display=False) as counter:
             cross_entropy(module(inputs), targets).backward()  # type: ignore[no-untyped-call]
-    return counter.get_total_flops()
+    return int(counter.get_total_flops())
 
 
 def _prepared(

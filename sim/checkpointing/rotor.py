@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.checkpointing import program, pytorch
 from sim.checkpointing.plan import Plan, Run, vertices
@@ -51,53 +52,82 @@ class Persistent:
 
 
 class Table:
-    """C(m, a, b) for every m up to ``memory``, by numpy over m and j; Σ over a, b, j, m takes O(n³ · memory)."""
+    """C(m, a, b) for every m up to ``memory``: all parts of one length at once, O(n³ · memory) in all.
+
+    Vertices count from 0 here; ``_least[own][length][a]`` is of a … a + length, by m, ``own``: whether their input is
+    kept for them alone. ``_right[length][j]`` is of j … j + length with y_{j−1} kept, and the time up to j.
+    """
 
     def __init__(self, costs: Persistent, memory: int) -> None:
         self._costs, self._memory = costs, memory
-        n = len(costs.output)
-        shape = 2 if costs.transfer_s else 1, n, n, memory + 1
-        self._least = np.full(shape, inf)  # by whose the input is (1: only this part's), a, b, m
-        self._right = np.full((n, n, memory + 1), inf)  # C(m − d_{j−1}, j, b) by b, j, m
         self._before_s = np.append(0.0, np.cumsum(costs.forward_s))
-        for b in range(n):
-            for a in range(b, -1, -1):
-                for own in range(shape[0]):
-                    self._least[own, a, b] = np.minimum.reduce([part for part, _ in self._parts(own, a, b)])
-                if a:
-                    self._right[b, a] = _shifted(self._least[-1, a, b], costs.output[a - 1])
+        self._arriving = (costs.input, *costs.output[:-1])
+        self._output, self._saving_nothing = np.array(costs.output), np.array(costs.through)
+        kinds, vertices = 2 if costs.transfer_s else 1, len(costs.output)
+        self._least: list[list[Array]] = [[] for _ in range(kinds)]
+        self._right: list[Array] = []
+        self._buffers = np.empty((2, vertices, memory + 1))
+        for length in range(vertices):
+            for own in range(kinds):
+                self._least[own].append(self._parts(own, length))
+            kept = self._least[-1][length]
+            right = np.full_like(kept, inf)
+            for j in range(1, vertices - length):
+                _shift(kept[j], self._arriving[j], right[j])
+            right += self._before_s[: vertices - length, None]
+            self._right.append(right)
 
-    def _parts(self, own: int, a: int, b: int) -> Iterator[tuple[Array, str]]:
-        """What C(·, a, b) is the least of, the second kind for the best j."""
-        costs, free = self._costs, np.arange(self._memory + 1)
-        alone = free >= max(costs.output[a] + costs.forward[a], costs.backward[a])
-        if a == b:
-            yield np.where(alone, 0.0, inf), "alone"
-            return
-        fits = alone & (free >= costs.output[b] + costs.forward[a])
-        yield np.where(fits, _shifted(self._least[0, a + 1, b], costs.saved[a]), inf), "as it is"
-        yield self._through(a, b, offload=False).min(axis=0), "through"
-        if own and costs.transfer_s:
-            yield self._through(a, b, offload=True).min(axis=0), "offload"
+    def _parts(self, own: int, length: int) -> Array:
+        """C for all parts of this length, one row each."""
+        costs, parts = self._costs, len(self._costs.output) - length
+        best = np.full((parts, self._memory + 1), inf)
+        for a in range(parts):
+            fits = self._as_it_is(a, a + length)
+            if length:
+                _shift(self._least[0][length - 1][a + 1], costs.saved[a], best[a])
+                best[a, :fits] = inf
+            else:
+                best[a, fits:] = 0.0
+        again, sums = (buffer[:parts] for buffer in self._buffers)
+        for offload in (False, True) if own and costs.transfer_s else (False,):
+            again[:], wanted = inf, np.zeros(parts, np.int64)
+            for k in range(length):
+                np.add(self._least[0][k][:parts], self._moved(length, k, offload), out=sums)
+                np.maximum(wanted, self._through(length, k), out=wanted)
+                for row, fits in zip(sums, wanted.tolist(), strict=True):
+                    row[:fits] = inf
+                np.minimum(again, sums, out=again)
+            again -= self._before_s[:parts, None]
+            np.minimum(best, again, out=best)
+        return best
 
-    def _through(self, a: int, b: int, offload: bool) -> Array:
-        """The second kind by j − a − 1 and m."""
-        costs, free = self._costs, np.arange(self._memory + 1)
-        seconds = self._before_s[a + 1 : b + 1] - self._before_s[a]
-        right = self._right[b, a + 1 : b + 1]
-        if offload:
-            seconds = seconds + costs.transfer_s[a]
-            right = _shifted(right, -(costs.output[a - 1] if a else costs.input))
-        arriving = [0, *costs.output[a : b - 1]]
-        wanted = costs.output[b] + np.maximum.accumulate(np.add(arriving, costs.through[a:b]))
-        sums: Array = right + self._least[0, a, a:b]
-        sums += seconds[:, None]
-        sums[free < wanted[:, None]] = inf
-        return sums
+    def _as_it_is(self, a: int, b: int) -> int:
+        """The least memory in which a runs forward, the gradient of b being there, and is taken back alone."""
+        costs = self._costs
+        return max(max(costs.output[a], costs.output[b]) + costs.forward[a], costs.backward[a])
+
+    def _through(self, length: int, k: int) -> NDArray[np.int64]:
+        """The least memory in which a + k runs forward and saves nothing, in a run from a on, for each part."""
+        parts = len(self._output) - length
+        arriving = self._output[k - 1 : k - 1 + parts] if k else 0
+        wanted: NDArray[np.int64] = self._output[length:] + self._saving_nothing[k : k + parts] + arriving
+        return wanted
+
+    def _moved(self, length: int, k: int, offload: bool) -> Array:
+        """What lies right of a … a + k in each part; ``offload``: with the memory that the input of a had taken."""
+        parts = len(self._costs.output) - length
+        right = self._right[length - k - 1][k + 1 : k + 1 + parts]
+        if not offload:
+            return right
+        moved = np.full_like(right, inf)
+        for a in range(parts):
+            _shift(right[a], -self._arriving[a], moved[a])
+            moved[a] += self._costs.transfer_s[a]
+        return moved
 
     def least_s(self) -> Array:
         """C(m, 1, n) for every m; the input is somebody else's."""
-        least_s: Array = self._least[0, 0, -1]
+        least_s: Array = self._least[0][-1][0]
         return least_s
 
     def plan(self, memory: int) -> Plan:
@@ -105,25 +135,41 @@ class Table:
         return tuple(self._items(0, 0, len(self._costs.output) - 1, memory))
 
     def _items(self, own: int, a: int, b: int, memory: int) -> list[int | Run]:
-        costs = self._costs
-        _, how = min(((float(part[memory]), how) for part, how in self._parts(own, a, b)), key=lambda pair: pair[0])
-        if how == "alone":
+        if a == b:
             return [a + 1]
-        if how == "as it is":
+        costs, arriving = self._costs, self._arriving
+        best, found = inf, list[tuple[int, int, bool]]()  # where the first item ends, memory right of it, offloaded
+        if memory >= max(self._as_it_is(a, b), costs.saved[a]):
+            best, found = self._value(0, a + 1, b, memory - costs.saved[a]), []
+        wanted = 0
+        for k in range(a, b):
+            wanted = max(wanted, int(self._through(b - a, k - a)[a]))
+            for offload in (False, True) if own and costs.transfer_s else (False,):
+                left = min(memory - arriving[k + 1] + arriving[a] * offload, self._memory)
+                if memory < wanted or left < 0:
+                    continue
+                seconds = self._before_s[k + 1] - self._before_s[a] + (costs.transfer_s[a] if offload else 0.0)
+                seconds += self._value(len(self._least) - 1, k + 1, b, left) + self._value(0, a, k, memory)
+                if seconds < best:
+                    best, found = seconds, [(k, left, offload)]
+        if not found:
             return [a + 1, *self._items(0, a + 1, b, memory - costs.saved[a])]
-        j = a + 1 + int(self._through(a, b, how == "offload")[:, memory].argmin())
-        freed = (costs.output[a - 1] if a else costs.input) if how == "offload" else 0
-        right = self._items(min(1, len(self._least) - 1), j, b, memory + freed - costs.output[j - 1])
-        return [Run(tuple(self._items(0, a, j - 1, memory)), how == "offload"), *right]
+        ((k, left, offload),) = found
+        inside = Run(tuple(self._items(0, a, k, memory)), offload)
+        return [inside, *self._items(len(self._least) - 1, k + 1, b, left)]
+
+    def _value(self, own: int, a: int, b: int, memory: int) -> float:
+        return float(self._least[own][b - a][a, memory])
 
 
-def _shifted(row: Array, memory: int) -> Array:
-    """``row[..., m − memory]``: nothing fits below 0, and above its end there is nothing more to gain."""
-    if memory <= 0:
-        return row[..., np.minimum(np.arange(row.shape[-1]) - memory, row.shape[-1] - 1)]
-    shifted = np.full_like(row, inf)
-    shifted[..., memory:] = row[..., :-memory]
-    return shifted
+def _shift(row: Array, memory: int, out: Array) -> None:
+    """``out[m] = row[m − memory]`` where there is one; above its end there is nothing more to gain."""
+    length = len(row)
+    if memory >= 0:
+        out[memory:] = row[: max(0, length - memory)]
+    else:
+        out[: max(0, length + memory)] = row[-memory:]
+        out[max(0, length + memory) :] = row[-1]
 
 
 def persistent(
