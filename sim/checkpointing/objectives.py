@@ -52,7 +52,14 @@ def peak(objective: Objective, sizes: Sizes, checkpoints: Sequence[int]) -> floa
 
 
 def program(objective: Objective, sizes: Sizes) -> Program:
-    """Sizes for the dynamic programs; ``basic`` has none, since its largest segment is anywhere."""
+    """Sizes for the dynamic programs.
+
+    Raises
+    ------
+    ValueError : ``basic``, whose peak is not that of one segment at a time.
+    """
+    if objective == "basic":
+        raise ValueError("basic has a program of its own: solvers.cubic")
     if objective in MODES:
         return pytorch.program(objective, pytorch.convolutions(sizes))
     d = np.asarray(sizes, np.float64)
