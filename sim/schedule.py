@@ -526,6 +526,9 @@ def _dependencies(
         pairs.append((earlier[found], later[found]))
         return found
 
+    def feed(earlier: IntColumn, later: IntColumn) -> None:
+        pairs.append((earlier[later >= 0], later[later >= 0]))
+
     def rows(*kinds: OpKind) -> tuple[IntColumn, Any]:
         index = np.flatnonzero(np.isin(ops["kind"], kinds))
         return index, ops[index]
@@ -553,8 +556,7 @@ def _dependencies(
     name = op["stage"], op["micro_batch"], op["replica"]
     link(index, halves.find(OpKind.FORWARD, *name))
     for kind in (OpKind.BACKWARD, OpKind.BACKWARD_INPUT):
-        needing = halves.find(kind, *name)
-        pairs.append((index[needing >= 0], needing[needing >= 0]))
+        feed(index, halves.find(kind, *name))
     index, op = rows(OpKind.SEND_ACTIVATION, OpKind.SEND_SAVED)
     link(index, halves.find(OpKind.FORWARD, op["stage"], op["micro_batch"], op["replica"]))
     index, op = rows(OpKind.SEND_GRADIENT)
@@ -564,13 +566,11 @@ def _dependencies(
     index, op = rows(*BACKWARD_KINDS, OpKind.FORWARD_BACKWARD)
     stage, micro_batch, replica = halves.backward_of(index)
     mini_batch = shape.update_of(stage, micro_batch)
-    reduced = halves.find(OpKind.ALL_REDUCE, stage, mini_batch, 0, op["part"])
-    update = halves.find(OpKind.UPDATE, stage, mini_batch, replica)
-    pairs.extend((index[applied >= 0], applied[applied >= 0]) for applied in (reduced, update))
+    feed(index, halves.find(OpKind.ALL_REDUCE, stage, mini_batch, 0, op["part"]))
+    feed(index, halves.find(OpKind.UPDATE, stage, mini_batch, replica))
     index, op = rows(OpKind.ALL_REDUCE)
     for copy in range(shape.weight_sets):
-        update = halves.find(OpKind.UPDATE, op["stage"], op["micro_batch"], copy)
-        pairs.append((index[update >= 0], update[update >= 0]))
+        feed(index, halves.find(OpKind.UPDATE, op["stage"], op["micro_batch"], copy))
     pairs.extend(_version_edges(ops, halves, order, reader))
     return np.concatenate([pair[0] for pair in pairs]), np.concatenate([pair[1] for pair in pairs])
 
