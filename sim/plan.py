@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.architecture import Architecture
 from sim.partition import Partition
 from sim.program import Program
 from sim.schedule import Schedule
@@ -18,7 +19,8 @@ class Plan:
     """A schedule or program, the layers of each stage, and the buffers its ops use.
 
     ``events`` (dtype `sim.memory.buffers.EVENTS`) belongs to a schedule; the ops of a program carry their own.
-    ``model`` and ``training`` are for a real backend: what the stages are cut from, and the optimizer.
+    ``training``, ``architecture`` and ``checkpoints`` are for a real backend: the optimizer, what the stages are cut
+    from (``None``: a model of which only times are known), and the vertices that each stage keeps (empty: all).
     """
 
     method: str
@@ -27,3 +29,5 @@ class Plan:
     model: str
     training: Training
     events: NDArray[np.void] | None = None
+    architecture: Architecture | None = None
+    checkpoints: tuple[tuple[int, ...], ...] = ()

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import platform
-import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from backends.torch import crew
-from backends.torch.job import Arrays, Job
+from backends.torch.fingerprint import cpu
+from backends.torch.job import Arithmetic, Done, Job
 from backends.torch.refusals import accept
 from sim.binding import Binding
 from sim.engine.allocator import Allocator
@@ -24,19 +21,11 @@ from sim.schedule import Schedule
 from sim.trace import Trace
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A trace, and what the arithmetic came to.
-
-    ``gradients[stage, mini_batch]`` are those that the update applied (of the mean loss over the mini-batch), empty
-    unless they were to be kept; ``weights[stage]`` those at the end, in both one array per parameter; ``copies[stage]``
-    is how many versions of the weights were alive at most.
-    """
+class Outcome(NamedTuple):
+    """A trace, and what the arithmetic came to: see `backends.torch.job.Done`."""
 
     trace: Trace
-    gradients: Mapping[tuple[int, int], Arrays]
-    weights: Mapping[int, Arrays]
-    copies: Mapping[int, int]
+    done: Done
 
 
 class Torch:
@@ -57,45 +46,63 @@ def run(
     binding: Binding,
     seed: int = 0,
     *,
+    arithmetic: Arithmetic = "float32",
     keep_gradients: bool = False,
+    oversubscribe: bool = False,
     patience_s: float = 60.0,
     on_start: Callable[[Mapping[str, int]], None] = lambda pids: None,
 ) -> Outcome:
     """Train for the mini-batches of the plan.
 
-    Weights, inputs and targets are drawn from the seed. ``patience_s`` is how long nothing may move before the run
-    counts as hung; ``on_start`` is told the process id of each device when all start.
+    Weights, inputs and targets are drawn from the seed. ``arithmetic`` float64 is for comparing gradients,
+    ``oversubscribe`` lets several compute lanes of a device share its core. ``patience_s`` is how long nothing may move
+    before the run counts as hung; ``on_start`` is told the process id of each device when all start.
 
     Raises
     ------
     UnsupportedPlan, OutOfMemory : of the plan.
     BackendFailure : a worker raised, died or hung; none is left.
     """
-    schedule = accept(plan, binding)
+    schedule = accept(plan, binding, oversubscribe)
     memory = Allocator(binding, plan.events, len(schedule), lambda op: str(schedule.id(op)))
-    with tempfile.TemporaryDirectory(prefix="twinrail-") as folder:
-        job = Job(
-            schedule=schedule,
-            partition=plan.partition,
-            model=plan.model,
-            training=plan.training,
-            seed=seed,
-            devices=tuple(sorted({lane.device for lane in schedule.lanes})),
-            samples=int(binding.samples) // schedule.shape.micro_batches,
-            meeting=f"file://{folder}/meeting",
-            keep_gradients=keep_gradients,
-        )
-        start_s, end_s, done, version = crew.work(job, binding.devices, patience_s, on_start)
+    job = job_of(plan, binding, seed, arithmetic, keep_gradients)
+    start_s, end_s, done, version = crew.work(job, binding.devices, patience_s, on_start)
     _hold_channels(schedule, start_s, end_s)
     _play(memory, start_s, end_s)
     columns = schedule.ops, schedule.lanes, schedule.order
-    header = {"backend": BACKEND.name, "seed": seed, **_hardware(binding, version)}
-    return Outcome(
-        record(plan, binding, columns, start_s, end_s, memory.columns(), header),
-        {key: arrays for part in done for key, arrays in part.gradients.items()},
-        {stage: arrays for part in done for stage, arrays in part.weights.items()},
-        {stage: count for part in done for stage, count in part.copies.items()},
+    header = {"backend": BACKEND.name, "seed": seed, **_hardware(job, binding, version)}
+    return Outcome(record(plan, binding, columns, start_s, end_s, memory.columns(), header), together(done))
+
+
+def job_of(plan: Plan, binding: Binding, seed: int, arithmetic: Arithmetic, keep_gradients: bool = False) -> Job:
+    """A plan as the workers need it."""
+    schedule, architecture = plan.work, plan.architecture
+    assert isinstance(schedule, Schedule)
+    assert architecture is not None
+    shape = schedule.shape
+    return Job(
+        schedule=schedule,
+        partition=plan.partition,
+        architecture=architecture,
+        training=plan.training,
+        seed=seed,
+        devices=tuple(sorted({lane.device for lane in schedule.lanes})),
+        samples=int(binding.samples) // (shape.micro_batches * shape.replicas),
+        batch=int(binding.samples),
+        arithmetic=arithmetic,
+        buckets=1 + int(schedule.ops["part"].max(initial=-1)) or 1,
+        checkpoints=plan.checkpoints,
+        keep_gradients=keep_gradients,
     )
+
+
+def together(parts: Sequence[Done]) -> Done:
+    """What all workers hand back as one."""
+    merged = Done({}, {}, {}, {})
+    for part in parts:
+        for mine, whole in zip(part, merged, strict=True):
+            whole.update(mine)  # type: ignore[attr-defined]
+    return merged
 
 
 def _hold_channels(schedule: Schedule, start_s: NDArray[np.float64], end_s: NDArray[np.float64]) -> None:
@@ -113,24 +120,14 @@ def _play(memory: Allocator, start_s: NDArray[np.float64], end_s: NDArray[np.flo
         memory.play(slot, float(times[slot]))
 
 
-def _hardware(binding: Binding, version: str) -> dict[str, Any]:
+def _hardware(job: Job, binding: Binding, version: str) -> dict[str, Any]:
     """What this machine is, and that the figures of the planned cluster are not its own."""
     links = [{"name": link.name, "kind": "gloo", "bytes_per_s": float("inf")} for link in binding.cluster.links]
     hardware = {
-        "cpu": _cpu(),
+        "cpu": cpu(),
         "cores": os.cpu_count(),
         "torch": version,
         "transport": "gloo",
-        "arithmetic": "float64",
+        "arithmetic": job.arithmetic,
     }
     return {"hardware": hardware, "links": links, "peak_flops_per_s": [0.0] * len(binding.devices)}
-
-
-def _cpu() -> str:
-    """The name of the processor model."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -45,7 +46,7 @@ class Member(NamedTuple):
 
 
 @contextmanager
-def _crew(job: Job, names: tuple[str, ...], stamps: Any) -> Iterator[list[Member]]:
+def _crew(job: Job, names: tuple[str, ...], meeting: str, stamps: Any) -> Iterator[list[Member]]:
     """A started worker for each device; killed, all of them, on the way out."""
     context = multiprocessing.get_context("spawn")
     members: list[Member] = []
@@ -54,7 +55,7 @@ def _crew(job: Job, names: tuple[str, ...], stamps: Any) -> Iterator[list[Member
             ours, theirs = context.Pipe()
             name = names[device]
             process = context.Process(
-                target=worker.main, args=(job, device, theirs, stamps), name=f"twinrail {name}", daemon=True
+                target=worker.main, args=(job, device, meeting, theirs, stamps), name=f"twinrail {name}", daemon=True
             )
             members.append(Member(device, name, process, ours))
             process.start()
@@ -89,16 +90,19 @@ def work(
     ------
     BackendFailure : a worker raised, died or hung.
     """
-    stamps = multiprocessing.get_context("spawn").RawArray("d", 2 * len(job.schedule))
-    columns = np.frombuffer(stamps).reshape(2, -1)
+    stamps = multiprocessing.get_context("spawn").RawArray("d", 2 * len(job.devices) * len(job.schedule))
+    columns = np.frombuffer(stamps).reshape(len(job.devices), 2, -1)
     columns[:] = -1.0
-    with _crew(job, names, stamps) as members:
+    with (
+        tempfile.TemporaryDirectory(prefix="twinrail-") as folder,
+        _crew(job, names, f"file://{folder}/meeting", stamps) as members,
+    ):
         watch = Watch(job.schedule, members, columns)
         ready = watch.gather(Ready, _SET_UP_S)
         zero_s = watch.start()
         on_start({member.name: member.process.pid or 0 for member in members})
         done = watch.gather(Done, patience_s)
-    start_s, end_s = columns - zero_s
+    start_s, end_s = columns.max(axis=0) - zero_s  # a transfer starts at its source, a collective where it came last
     return start_s, end_s, done, ready[0].torch
 
 
@@ -157,7 +161,7 @@ class Watch:
 
     def _whereabouts(self, member: Member) -> str:
         """The op that a device is in, or what its next op waits for."""
-        schedule, (start_s, end_s) = self._schedule, self._stamps
+        schedule, (start_s, end_s) = self._schedule, self._stamps.max(axis=0)
         if not self._started:
             return "while it was set up"
         lanes = zip(schedule.lanes, schedule.order, strict=True)

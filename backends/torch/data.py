@@ -6,21 +6,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from backends.torch.models import load
+from backends.torch.modules import build
+from sim.architecture import Architecture, Operation
 
 
-def initial(model: str, seed: int) -> nn.Sequential:
-    """The whole model in float64."""
+def initial(architecture: Architecture, seed: int, dtype: torch.dtype) -> nn.Sequential:
+    """The whole model."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return load(model).build().double()
+        return build(architecture.entries).to(dtype)
 
 
-def inputs(seed: int, micro_batch: int, samples: int, sample: tuple[int, ...]) -> Tensor:
-    """The inputs of a micro-batch: standard normal, shape (samples, \\*sample), float64."""
-    return torch.from_numpy(np.random.default_rng([seed, micro_batch, 0]).standard_normal((samples, *sample)))
+def inputs(architecture: Architecture, seed: int, number: int, samples: int, dtype: torch.dtype) -> Tensor:
+    """The inputs of micro-batch ``number``: standard normal, or uniform words; shape (samples, \\*input)."""
+    rng, shape = np.random.default_rng([seed, number, 0]), (samples, *architecture.input)
+    first = architecture.entries[0]
+    if architecture.reads_words and isinstance(first, Operation):
+        return torch.from_numpy(rng.integers(first.options["words"], size=shape))
+    return torch.from_numpy(rng.standard_normal(shape)).to(dtype)
 
 
-def targets(seed: int, micro_batch: int, samples: int, classes: int) -> Tensor:
-    """The classes of a micro-batch: uniform, shape (samples,), int64."""
-    return torch.from_numpy(np.random.default_rng([seed, micro_batch, 1]).integers(classes, size=samples))
+def targets(architecture: Architecture, seed: int, number: int, samples: int) -> Tensor:
+    """The classes of micro-batch ``number``: uniform, shape (samples,), int64."""
+    classes = architecture.entries[-1].leaving[0]
+    return torch.from_numpy(np.random.default_rng([seed, number, 1]).integers(classes, size=samples))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.architecture import Architecture
 from sim.ops import OpKind
 from sim.partition import Partition
 from sim.schedule import IntColumn, Schedule
@@ -15,7 +16,9 @@ from sim.training import Training
 
 SENDS = (OpKind.SEND_ACTIVATION, OpKind.SEND_GRADIENT)
 
-Arrays = tuple[NDArray[np.float64], ...]
+Arithmetic = Literal["float32", "float64"]
+
+Arrays = tuple[NDArray[np.floating[Any]], ...]
 """One array per parameter of a stage, in the order of its layers."""
 
 
@@ -23,19 +26,23 @@ Arrays = tuple[NDArray[np.float64], ...]
 class Job:
     """One run, the same for every worker.
 
-    ``devices`` of the plan, in the order of their ranks; ``samples`` per micro-batch; ``meeting`` is the URL of
-    a file through which the workers find each other.
+    ``devices`` of the plan, in the order of their ranks; ``samples`` of a micro-batch, ``batch`` those of a mini-batch
+    over all replicas; ``buckets`` cuts each backward pass; ``checkpoints`` are the vertices that each stage keeps.
     """
 
     schedule: Schedule
     partition: Partition
-    model: str
+    architecture: Architecture
     training: Training
     seed: int
     devices: tuple[int, ...]
     samples: int
-    meeting: str
-    keep_gradients: bool
+    batch: int
+    arithmetic: Arithmetic = "float32"
+    accelerator: Literal["cpu", "cuda"] = "cpu"
+    buckets: int = 1
+    checkpoints: tuple[tuple[int, ...], ...] = ()
+    keep_gradients: bool = False
 
 
 class Ready(NamedTuple):
@@ -47,13 +54,15 @@ class Ready(NamedTuple):
 class Done(NamedTuple):
     """A worker has walked all its lanes.
 
-    ``gradients`` by (stage, mini-batch) if they are to be kept, final ``weights`` by stage, and the most ``copies`` of
-    the weights of each stage that were alive at once.
+    By (stage, replica): the final ``weights``, and the most ``copies`` of them that were alive at once; by (stage,
+    replica, update): the ``gradients`` that were applied, if they are to be kept. ``losses`` by micro-batch and
+    replica, where the last stage is here: each the micro-batch's share of the mean over its mini-batch.
     """
 
-    gradients: dict[tuple[int, int], Arrays]
-    weights: dict[int, Arrays]
-    copies: dict[int, int]
+    gradients: dict[tuple[int, int, int], Arrays]
+    weights: dict[tuple[int, int], Arrays]
+    copies: dict[tuple[int, int], int]
+    losses: dict[tuple[int, int], float]
 
 
 class Failed(NamedTuple):
@@ -82,3 +91,18 @@ def channels(schedule: Schedule) -> list[Channel]:
     sends = sends[np.argsort(turn, kind="stable")]
     ends: Any = ops[["source", "target"]][sends]
     return [Channel(int(pair["source"]), int(pair["target"]), sends[ends == pair]) for pair in np.unique(ends)]
+
+
+def known_on(schedule: Schedule, device: int) -> NDArray[np.bool_]:
+    """Which ops a device hears of: those it computes, transfers that arrive there, and collectives it is part of."""
+    ops = schedule.ops
+    known: NDArray[np.bool_] = np.where(ops["target"] >= 0, ops["target"], ops["source"]) == device
+    for op in np.flatnonzero(ops["kind"] == OpKind.ALL_REDUCE).tolist():
+        known[op] = device in schedule.devices_of(op)
+    return known
+
+
+def circles(schedule: Schedule) -> list[tuple[int, ...]]:
+    """The sets of devices that reduce among each other."""
+    reduces = np.flatnonzero(schedule.ops["kind"] == OpKind.ALL_REDUCE).tolist()
+    return sorted({tuple(schedule.devices_of(op)) for op in reduces})

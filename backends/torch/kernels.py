@@ -1,129 +1,239 @@
-"""What the ops of one device mean: which tensors they take and leave, and a check of the weights they read."""
+"""What the ops of some devices mean: which tensors they take and leave, and the version of the weights they read."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from backends.torch.data import initial, inputs, targets
 from backends.torch.job import Arrays, Done, Job
-from backends.torch.models import load
 from backends.torch.stage import Stage
-from sim.errors import BrokenInvariant
-from sim.ops import OpKind
+from backends.torch.weights import VersionedWeights
+from sim.ops import BACKWARD_KINDS, FORWARD_KINDS, OpKind
+from sim.partition import balanced
 
-Name = tuple[int, int, int]
-"""Kind, stage and micro-batch of a transfer."""
+Name = tuple[int, int, int, int]
+"""Kind, stage, micro-batch and pipeline of a transfer."""
+
+Weights = Sequence[Tensor]
 
 
 class Kernels:
-    """The stages of one device, and the tensors that wait there for an op.
+    """The stages of some devices (a worker's one, or all of a plan), and the tensors that wait there for an op.
 
     The mail holds what a transfer carries under the transfer's name, at its source before and at its target after it;
     between two stages on one device tensors are handed over the same way.
     """
 
-    def __init__(self, job: Job, device: int) -> None:
+    def __init__(self, job: Job, devices: Sequence[int]) -> None:
         self._job, self._ops, self._shape = job, job.schedule.ops, job.schedule.shape
-        self._model = load(job.model)
+        self._dtype = torch.float32 if job.arithmetic == "float32" else torch.float64
+        self.where = torch.device("cpu")
+        if job.accelerator == "cuda":
+            self.where = torch.device("cuda", job.devices.index(devices[0]) % torch.cuda.device_count())
         self._mail: dict[Name, Tensor] = {}
-        self._kept: dict[tuple[int, int], Arrays] = {}
-        backward = self._ops[self._ops["kind"] == OpKind.BACKWARD]
-        columns = backward[["stage", "micro_batch", "reads"]].tolist()
-        self._backward_reads = {(stage, micro_batch): version for stage, micro_batch, version in columns}
-        whole = initial(job.model, job.seed)
-        self._stages: dict[int, Stage] = {}
-        for stage in np.unique(backward["stage"][backward["source"] == device]).tolist():
-            first, last = job.partition[stage]
-            self._stages[stage] = Stage(nn.Sequential(*list(whole)[first : last + 1]), job.training)
-        self._arriving = _rehearse(whole, self._model.sample)
-        whole.to("meta")  # no data: the stages have their weights, and nothing else shall keep a version alive
+        self._kept: dict[tuple[int, int, int], Arrays] = {}
+        self._losses: dict[tuple[int, int], float] = {}
+        self._predicted: dict[tuple[int, int, int], Weights] = {}
+        self._predicted_for: dict[tuple[int, int, int], tuple[int, Weights]] = {}
+        whole = initial(job.architecture, job.seed, self._dtype)
+        mine = {name for name, device in job.schedule.placement.items() if device in devices}
+        self._stages = {name: self._make_stage(name, whole) for name in sorted(mine)}
+        self._arriving = _rehearse(whole, inputs(job.architecture, job.seed, 0, min(job.samples, 2), self._dtype))
+        for parameter in whole.parameters():  # stages have their weights; nothing else shall keep a version alive
+            parameter.data = parameter.data.new_empty(0)
+        whole.to(self.where)
+
+    def _make_stage(self, name: tuple[int, int], whole: nn.Sequential) -> Stage:
+        job, (stage, replica) = self._job, name
+        first, last = job.partition[stage]
+        layers = nn.Sequential(*list(whole)[first : last + 1])
+        _, back = job.schedule.distances[stage] if job.schedule.distances else (0, 0)
+        weights = VersionedWeights(
+            [parameter.detach().to(self.where) for parameter in layers.parameters()],
+            job.training,
+            self._readers(stage, replica),
+            -back if job.schedule.predict == "pipemare" else 0,
+        )
+        return Stage(layers, self._cuts(stage, layers), bool(job.checkpoints), weights)
+
+    def _cuts(self, stage: int, layers: nn.Sequential) -> list[int]:
+        """Where the graph is cut: between buckets, at checkpoints, or, where backward is split, between all layers."""
+        if self._job.checkpoints:
+            return [vertex for vertex in self._job.checkpoints[stage] if 0 < vertex < len(layers)]
+        if self._job.buckets > 1:
+            sizes = [float(sum(weight.numel() for weight in layer.parameters())) for layer in layers]
+            return [first for first, _ in balanced(sizes, self._job.buckets)[1:]]
+        split = (self._ops["kind"] == OpKind.BACKWARD_WEIGHT) & (self._ops["stage"] == stage)
+        return list(range(1, len(layers))) if split.any() else []
+
+    def _readers(self, stage: int, replica: int) -> Counter[int]:
+        """How many passes read each version of a set of weights; a pass with a prediction of its forward's none."""
+        ops, halves = self._ops, self._job.schedule.halves
+        kinds = np.isin(ops["kind"], (*FORWARD_KINDS, *BACKWARD_KINDS, OpKind.RECOMPUTE))
+        rows = np.flatnonzero(kinds & (ops["stage"] == stage) & (ops["replica"] == replica))
+        pairs = np.flatnonzero(ops["kind"] == OpKind.FORWARD_BACKWARD)
+        other, _, copy = halves.backward_of(pairs)
+        rows = np.concatenate([rows, pairs[(other == stage) & (copy == replica)]])
+        return Counter(
+            int(ops["reads"][op])
+            for op in rows.tolist()
+            if not (self._follows_forward(stage) and int(ops["kind"][op]) in BACKWARD_KINDS)
+        )
+
+    def _follows_forward(self, stage: int) -> bool:
+        """Whether the backwards of a stage compute with the very copy that their forward predicted (PipeOptim)."""
+        return self._job.schedule.predict == "pipeoptim" and self._job.schedule.distances[stage][0] != 0
 
     def compute(self, op: int) -> None:
-        """Do an op of the compute lane.
+        """Do an op of a compute lane.
 
         Raises
         ------
         BrokenInvariant : the weights at hand are not of the version that the schedule says.
         """
         row = self._ops[op]
-        kernels = {OpKind.FORWARD: self._forward, OpKind.BACKWARD: self._backward, OpKind.UPDATE: self._update}
-        kernels[OpKind(int(row["kind"]))](row, int(row["stage"]), int(row["micro_batch"]))
+        kind, stage, micro_batch = OpKind(int(row["kind"])), int(row["stage"]), int(row["micro_batch"])
+        replica, version = int(row["replica"]), int(row["reads"])
+        if kind is OpKind.UPDATE:
+            self._update(stage, micro_batch, replica)
+            return
+        if kind in FORWARD_KINDS:
+            self._forward(stage, micro_batch, replica, version)
+        if kind is OpKind.FORWARD_BACKWARD:
+            index = np.array([op])
+            stage, micro_batch, replica = (int(name[0]) for name in self._job.schedule.halves.backward_of(index))
+        if kind not in FORWARD_KINDS or kind is OpKind.FORWARD_BACKWARD:
+            kind = OpKind.BACKWARD if kind is OpKind.FORWARD_BACKWARD else kind
+            self._back(kind, stage, micro_batch, replica, version, int(row["part"]))
 
-    def _forward(self, row: Any, stage: int, micro_batch: int) -> None:
-        job, at = self._job, self._stages[stage]
-        _check(at.live.version, row["reads"])
+    def _weights(self, kind: OpKind, stage: int, micro_batch: int, replica: int, version: int) -> Weights:
+        """What a pass computes with: a version, or where updates will have taken it."""
+        weights, schedule = self._stages[stage, replica].weights, self._job.schedule
+        side = 0 if kind in FORWARD_KINDS else 1
+        updates = schedule.distances[stage][side] if schedule.distances else 0
+        if not updates:
+            return weights.at(version)
+        if schedule.predict == "xpipe":
+            return self._shared(side, stage, replica, micro_batch // self._shape.micro_batches, version, updates)
+        if not self._follows_forward(stage):
+            return weights.ahead(version, updates)
+        name = stage, replica, micro_batch
+        if not side:
+            self._predicted[name] = weights.ahead(version, updates)
+        return self._predicted[name] if kind is not OpKind.BACKWARD else self._predicted.pop(name)
+
+    def _shared(self, side: int, stage: int, replica: int, mini_batch: int, version: int, updates: int) -> Weights:
+        """The prediction of the first micro-batch of a mini-batch, for all of them."""
+        known = self._predicted_for.get((side, stage, replica))
+        if known is None or known[0] != mini_batch:
+            known = mini_batch, self._stages[stage, replica].weights.ahead(version, updates)
+            self._predicted_for[side, stage, replica] = known
+        return known[1]
+
+    def _forward(self, stage: int, micro_batch: int, replica: int, version: int) -> None:
+        job, at = self._job, self._stages[stage, replica]
+        number = micro_batch * self._shape.replicas + self._pipeline(replica)
         if stage:
-            arrived = self._mail.pop((OpKind.SEND_ACTIVATION, stage - 1, micro_batch)).requires_grad_()
+            arrived = self._mail.pop((OpKind.SEND_ACTIVATION, stage - 1, micro_batch, self._pipeline(replica)))
+            arrived.requires_grad_()
         else:
-            arrived = inputs(job.seed, micro_batch, job.samples, self._model.sample)
-        target = targets(job.seed, micro_batch, job.samples, self._model.classes) if self._is_last(stage) else None
-        output = at.forward(micro_batch, arrived, target, job.samples * self._shape.micro_batches)
-        if not self._is_last(stage):
-            self._mail[OpKind.SEND_ACTIVATION, stage, micro_batch] = output
+            arrived = inputs(job.architecture, job.seed, number, job.samples, self._dtype).to(self.where)
+        weights = self._weights(OpKind.FORWARD, stage, micro_batch, replica, version)
+        if stage < self._shape.stages - 1:
+            output = at.forward(micro_batch, arrived, weights, None)
+            self._mail[OpKind.SEND_ACTIVATION, stage, micro_batch, self._pipeline(replica)] = output
+        else:
+            target = targets(job.architecture, job.seed, number, job.samples).to(self.where)
+            loss = at.forward(
+                micro_batch, arrived, weights, lambda out: cross_entropy(out, target, reduction="sum") / job.batch
+            )
+            self._losses[micro_batch, self._pipeline(replica)] = float(loss)
+        at.weights.release(version)
 
-    def _backward(self, row: Any, stage: int, micro_batch: int) -> None:
-        at = self._stages[stage]
-        _check(at.saved[micro_batch].weights.version, row["reads"])
-        gradient = None if self._is_last(stage) else self._mail.pop((OpKind.SEND_GRADIENT, stage + 1, micro_batch))
-        passed_on = at.backward(micro_batch, micro_batch // self._shape.micro_batches, gradient)
-        if passed_on is not None:
-            self._mail[OpKind.SEND_GRADIENT, stage, micro_batch] = passed_on
+    def _back(self, kind: OpKind, stage: int, micro_batch: int, replica: int, version: int, part: int) -> None:
+        at, update = self._stages[stage, replica], int(self._shape.update_of(stage, micro_batch))
+        if kind is OpKind.BACKWARD_WEIGHT:
+            at.backward_weight(micro_batch, update, at.weights.at(version))
+        else:
+            weights = self._weights(kind, stage, micro_batch, replica, version)
+            if kind is OpKind.RECOMPUTE:
+                at.recompute(micro_batch, weights)
+            else:
+                self._backward(kind, (stage, micro_batch, replica), update, weights, part)
+        if not self._follows_forward(stage):
+            at.weights.release(version)
 
-    def _update(self, row: Any, stage: int, mini_batch: int) -> None:
-        at = self._stages[stage]
-        pending = {self._backward_reads[stage, micro_batch] for micro_batch in at.saved}
-        gradients = at.update(mini_batch, keep=at.live.version in pending)
-        _check(at.live.version, row["writes"])
+    def _backward(self, kind: OpKind, name: tuple[int, int, int], update: int, weights: Weights, part: int) -> None:
+        stage, micro_batch, replica = name
+        at, pipeline = self._stages[stage, replica], self._pipeline(replica)
+        gradient = None
+        if stage < self._shape.stages - 1:
+            gradient = self._mail.pop((OpKind.SEND_GRADIENT, stage + 1, micro_batch, pipeline))
+        if kind is OpKind.BACKWARD_INPUT:
+            passed_on = at.backward_input(micro_batch, gradient, weights)
+        else:
+            passed_on = at.backward(micro_batch, update, gradient, weights, 1 if part >= 0 else None)
+        if passed_on is not None and stage:
+            self._mail[OpKind.SEND_GRADIENT, stage, micro_batch, pipeline] = passed_on
+
+    def _update(self, stage: int, update: int, replica: int) -> None:
+        gradients = self._stages[stage, replica].update(update)
         if self._job.keep_gradients:
-            self._kept[stage, mini_batch] = tuple(gradient.numpy() for gradient in gradients)
+            self._kept[stage, replica, update] = tuple(gradient.cpu().numpy().copy() for gradient in gradients)
 
-    def _is_last(self, stage: int) -> bool:
-        return stage == self._shape.stages - 1
+    def _pipeline(self, replica: int) -> int:
+        """Which of several whole pipelines a set of weights belongs to; copies of a stage share one."""
+        return replica if self._shape.replicas > 1 else 0
 
     def _name(self, op: int) -> Name:
         row = self._ops[op]
-        return int(row["kind"]), int(row["stage"]), int(row["micro_batch"])
+        return int(row["kind"]), int(row["stage"]), int(row["micro_batch"]), self._pipeline(int(row["replica"]))
 
     def outgoing(self, op: int) -> Tensor:
-        """The tensor that a transfer takes away."""
-        return self._mail.pop(self._name(op)).contiguous()
+        """The tensor that a transfer takes away, in the memory of the host."""
+        return self._mail.pop(self._name(op)).contiguous().cpu()
 
     def room(self, op: int) -> Tensor:
-        """An empty tensor for what a transfer brings."""
-        kind, stage, _ = self._name(op)
+        """An empty tensor in the memory of the host for what a transfer brings."""
+        kind, stage, _, _ = self._name(op)
         first, _ = self._job.partition[stage + 1 if kind == OpKind.SEND_ACTIVATION else stage]
-        return torch.empty(self._job.samples, *self._arriving[first], dtype=torch.float64)
+        return torch.empty(self._job.samples, *self._arriving[first], dtype=self._dtype)
 
     def arrived(self, op: int, tensor: Tensor) -> None:
         """Take in what a transfer brought."""
-        self._mail[self._name(op)] = tensor
+        self._mail[self._name(op)] = tensor.to(self.where)
+
+    def addends(self, op: int) -> list[list[Tensor]]:
+        """What an all-reduce adds up: for each set of weights that is here, its gradients, to be overwritten."""
+        row = self._ops[op]
+        stage, update, part = (int(row[name]) for name in ("stage", "micro_batch", "part"))
+        return [at.bucket(update, part) for name, at in self._stages.items() if name[0] == stage]
 
     def results(self) -> Done:
         """What is left at the end."""
         weights = {
-            stage: tuple(weight.detach().numpy() for weight in at.live.tensors) for stage, at in self._stages.items()
+            name: tuple(weight.detach().cpu().numpy() for weight in at.weights.live)
+            for name, at in self._stages.items()
         }
-        return Done(self._kept, weights, {stage: at.most_copies for stage, at in self._stages.items()})
+        copies = {name: at.weights.most_copies for name, at in self._stages.items()}
+        return Done(self._kept, weights, copies, self._losses)
 
 
-def _rehearse(whole: nn.Sequential, sample: tuple[int, ...]) -> list[torch.Size]:
-    """Pass one sample forward and backward, so that no op of the run pays for what PyTorch loads on first use.
+def _rehearse(whole: nn.Sequential, sample: Tensor) -> list[torch.Size]:
+    """Pass samples forward and backward, so that no op of the run pays for what PyTorch loads on first use.
 
     Returns the shape of what enters each layer, without its batch. Meta tensors would tell it too, but load far more.
     """
-    passing = torch.zeros(1, *sample, dtype=torch.float64)
     shapes: list[torch.Size] = []
+    passing = sample
     for layer in whole:
         shapes.append(passing.shape[1:])
         passing = layer(passing)
     torch.autograd.grad(passing, list(whole.parameters()), torch.ones_like(passing))
     return shapes
-
-
-def _check(version: int, planned: int) -> None:
-    if version != planned:
-        raise BrokenInvariant(f"weights of version {version} are at hand, the schedule says {planned}")

@@ -8,18 +8,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from backends.torch import models
-from backends.torch.job import SENDS
+from backends.torch.job import SENDS, known_on
 from sim.binding import Binding
-from sim.errors import UnsupportedPlan, nearest
-from sim.ops import OpKind
+from sim.errors import UnsupportedPlan
+from sim.ops import COMPUTE_KINDS, OpKind
 from sim.plan import Plan
 from sim.schedule import Schedule
 
-_KINDS = (OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE, *SENDS)
+_KINDS = (*COMPUTE_KINDS - {OpKind.ACCUMULATE}, *SENDS, OpKind.ALL_REDUCE)
 
 
-def accept(plan: Plan, binding: Binding) -> Schedule:
+def accept(plan: Plan, binding: Binding, oversubscribe: bool = False) -> Schedule:
     """The schedule of a plan that this backend honours.
 
     Raises
@@ -29,7 +28,7 @@ def accept(plan: Plan, binding: Binding) -> Schedule:
     schedule = plan.work
     if not isinstance(schedule, Schedule):
         raise UnsupportedPlan(f"the order of '{plan.method}' depends on time: use backend simulated")
-    if reasons := [*_machine(), *_model(plan, binding), *_training(plan), *_order(schedule, binding)]:
+    if reasons := [*_machine(), *_model(plan, binding), *_training(plan), *_order(schedule, binding, oversubscribe)]:
         raise UnsupportedPlan("\n".join(reasons))
     return schedule
 
@@ -40,43 +39,36 @@ def _machine() -> Iterator[str]:
 
 
 def _model(plan: Plan, binding: Binding) -> Iterator[str]:
-    if plan.model not in models.names():
-        hint = nearest(plan.model, models.names())
+    if plan.architecture is None:
+        yield f"of model '{plan.model}' only times are known, no layers to run: use a shipped model by its name"
+    elif len(plan.architecture.entries[-1].leaving) != 1:
+        yield f"model '{plan.model}' is no classifier: this backend has no other loss"
+    shape = plan.work.shape
+    parts = shape.micro_batches * shape.replicas
+    if binding.samples < 1 or binding.samples % parts:
         yield (
-            f"no module for model '{plan.model}': there are {', '.join(models.names())}"
-            + (f" ({hint})" if hint else "")
-            + "; for other models use backend simulated"
-        )
-    elif (cut := plan.partition[-1][1] + 1) != (layers := models.load(plan.model).layers):
-        yield f"the plan cuts {cut} layers, the module '{plan.model}' has {layers}: use the profile of that model"
-    micro_batches = plan.work.shape.micro_batches
-    if binding.samples < 1 or binding.samples % micro_batches:
-        yield (
-            f"{binding.samples:g} samples in {micro_batches} micro-batches are no whole samples each: "
-            f"use a batch_size that {micro_batches} divides"
+            f"{binding.samples:g} samples in {parts} micro-batches are no whole samples each: "
+            f"use a batch_size that {parts} divides"
         )
 
 
 def _training(plan: Plan) -> Iterator[str]:
-    if plan.training.optimizer not in ("sgd", "momentum"):
-        yield f"optimizer {plan.training.optimizer} has no kernel here: use sgd or momentum, or backend simulated"
     if plan.training.dtype != "fp32":
-        yield f"this backend computes in float64, which does not show {plan.training.dtype}: use fp32"
-    if plan.work.weights not in ("latest", "stash"):
-        yield f"weights: {plan.work.weights} has no kernel here: use weights latest or stash, or backend simulated"
+        yield f"this backend computes in float32, which does not show {plan.training.dtype}: use fp32"
 
 
-def _order(schedule: Schedule, binding: Binding) -> Iterator[str]:
+def _order(schedule: Schedule, binding: Binding, oversubscribe: bool) -> Iterator[str]:
     ops = schedule.ops
-    if schedule.shape.replicas > 1:
-        yield f"{schedule.shape.replicas} replicas: this backend sums no gradients between devices: use one replica"
-    unknown = ~np.isin(ops["kind"], _KINDS) | (ops["part"] >= 0)
+    unknown = ~np.isin(ops["kind"], [int(kind) for kind in _KINDS])
     for op in np.flatnonzero(unknown)[:1].tolist():
         yield f"{schedule.id(op)} has no kernel here, as {int(unknown.sum())} ops of this plan: use backend simulated"
     lanes = Counter(lane.device for lane in schedule.lanes if lane.computes)
     for device, count in lanes.items():
-        if count > 1:
-            yield f"'{binding.devices[device]}' has {count} compute lanes, a worker has one: use backend simulated"
+        if count > 1 and not oversubscribe:
+            yield (
+                f"'{binding.devices[device]}' has {count} compute lanes, a process on the CPU has one: "
+                f"use --allow-oversubscribe, or backend simulated"
+            )
     if not unknown.any():
         yield from _crossings(schedule)
 
@@ -84,7 +76,10 @@ def _order(schedule: Schedule, binding: Binding) -> Iterator[str]:
 def _crossings(schedule: Schedule) -> Iterator[str]:
     """Refuse an op that waits for another device without a transfer: its worker would not hear of it."""
     ops, later, earlier = schedule.ops, schedule.after.owners, schedule.after.values
-    known_on = np.where(ops["target"] >= 0, ops["target"], ops["source"])
-    for edge in np.flatnonzero(known_on[earlier] != ops["source"][later])[:1].tolist():
+    unheard = np.ones(len(later), bool)
+    for device in {lane.device for lane in schedule.lanes}:
+        unheard &= ~(known_on(schedule, device)[earlier] & (ops["source"][later] == device))
+    unheard &= ops["kind"][later] != OpKind.ALL_REDUCE  # its members meet in it
+    for edge in np.flatnonzero(unheard)[:1].tolist():
         waits = f"{schedule.id(int(later[edge]))} waits for {schedule.id(int(earlier[edge]))}"
         yield f"{waits} on another device, and no transfer carries that: use backend simulated"

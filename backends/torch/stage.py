@@ -1,92 +1,105 @@
-"""One stage on tensors: forward, backward and update, and which copy of its weights each of them uses."""
+"""One copy of a stage on tensors: the passes of its micro-batches, and the gradients they leave."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
-import torch
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn.functional import cross_entropy
 
-from sim.training import Training
-
-
-@dataclass(eq=False)
-class Weights:
-    """A copy of a stage's parameters; ``version`` counts the updates applied to it."""
-
-    version: int
-    tensors: list[Tensor]
-
-
-class Saved(NamedTuple):
-    """What backward needs of a forward: its input, its output with the graph, and the weights it ran on."""
-
-    arrived: Tensor
-    output: Tensor
-    weights: Weights
+from backends.torch.pieces import Loss, Piece, Tape, gradients
+from backends.torch.weights import VersionedWeights
 
 
 class Stage:
-    """Layers, live weights, and what pending backwards hold.
+    """Layers in pieces, weights, and what pending backwards hold.
 
-    A superseded version lives exactly as long as a pending backward refers to it.
+    ``cuts`` are the numbers of the first layers of all pieces but the first. With ``recompute`` a forward keeps the
+    input of each piece only.
     """
 
-    def __init__(self, layers: nn.Sequential, training: Training) -> None:
-        self._layers, self._training = layers, training
-        self._names = [name for name, _ in layers.named_parameters()]
-        self.live = Weights(0, [weight.detach().requires_grad_() for weight in layers.parameters()])
-        self._velocity = [torch.zeros_like(weight) for weight in self.live.tensors]
-        self.saved: dict[int, Saved] = {}
-        self._gradients: dict[int, list[Tensor]] = {}
-        self._copies = weakref.WeakSet([self.live])
-        self.most_copies = 1
+    def __init__(self, layers: nn.Sequential, cuts: Iterable[int], recompute: bool, weights: VersionedWeights) -> None:
+        self.weights, self._recompute = weights, recompute
+        self._pieces: list[Piece] = []
+        self._tapes: dict[int, list[Tape]] = {}
+        self._gradients: dict[int, list[Tensor | None]] = {}
+        bounds, parameters = [0, *cuts, len(layers)], 0
+        for low, high in pairwise(bounds):
+            self._pieces.append(Piece(nn.Sequential(*list(layers)[low:high]), parameters))
+            parameters = self._pieces[-1].parameters.stop
 
-    def forward(self, micro_batch: int, arrived: Tensor, target: Tensor | None, samples: int) -> Tensor:
-        """The output; given a target, the micro-batch's share of the mean loss over ``samples``."""
-        named = dict(zip(self._names, self.live.tensors, strict=True))
-        output: Tensor = functional_call(self._layers, named, (arrived,))
-        if target is not None:
-            output = cross_entropy(output, target, reduction="sum") / samples
-        self.saved[micro_batch] = Saved(arrived, output, self.live)
-        return output.detach()
+    def forward(self, micro_batch: int, arrived: Tensor, weights: Sequence[Tensor], loss: Loss | None) -> Tensor:
+        """The output; given a loss, the micro-batch's share of it. ``arrived`` wants a gradient if it requires one."""
+        tapes: list[Tape] = []
+        passing, wanted = arrived, arrived.requires_grad
+        for piece in self._pieces:
+            run = piece.keep if self._recompute else piece.record
+            tape, passing = run(
+                passing.detach().requires_grad_(wanted), weights, loss if piece is self._pieces[-1] else None
+            )
+            tapes.append(tape)
+            wanted = wanted or piece.parameters.stop > piece.parameters.start
+        self._tapes[micro_batch] = tapes
+        return passing
 
-    def backward(self, micro_batch: int, mini_batch: int, gradient: Tensor | None) -> Tensor | None:
-        """Add to the gradients of the mini-batch; the gradient of the input, where the input asks for one."""
-        arrived, output, weights = self.saved.pop(micro_batch)
-        passed_on = [arrived] if arrived.requires_grad else []
-        found = torch.autograd.grad(output, [*passed_on, *weights.tensors], gradient)
-        self._accumulate(mini_batch, found[len(passed_on) :])
-        return found[0] if passed_on else None
+    def recompute(self, micro_batch: int, weights: Sequence[Tensor]) -> None:
+        """Run the last piece again; the others follow in backward, each when it is needed."""
+        tape = self._tapes[micro_batch][-1]
+        tape.piece.again(tape, weights)
 
-    def _accumulate(self, mini_batch: int, gradients: Sequence[Tensor]) -> None:
-        if mini_batch not in self._gradients:
-            self._gradients[mini_batch] = list(gradients)
-            return
-        for total, gradient in zip(self._gradients[mini_batch], gradients, strict=True):
-            total.add_(gradient)
+    def backward(
+        self,
+        micro_batch: int,
+        update: int,
+        gradient: Tensor | None,
+        weights: Sequence[Tensor],
+        pieces: int | None = None,
+    ) -> Tensor | None:
+        """Back through the last ``pieces`` that are left, or through all; the gradient of what arrived there.
 
-    def update(self, mini_batch: int, keep: bool) -> list[Tensor]:
-        """Step to the next version, on a copy if the present one is to be kept; the gradients that were applied."""
-        if keep:
-            self._move_to_copy()
-        gradients = self._gradients.pop(mini_batch)
-        for weight, velocity, gradient in zip(self.live.tensors, self._velocity, gradients, strict=True):
-            step = gradient
-            if self._training.optimizer == "momentum":  # PyTorch's convention: no factor (1 − momentum)
-                step = velocity.mul_(self._training.momentum).add_(gradient)
-            # By .data autograd does not see the overwriting: under weights latest a pending backward is to read it.
-            weight.data.add_(step, alpha=-self._training.learning_rate)
-        self.live.version += 1
-        return gradients
+        The gradients of the parameters are added to those of the update.
+        """
+        tapes = self._tapes[micro_batch]
+        gradient = tapes[-1].gradient if gradient is None else gradient
+        for _ in range(pieces or len(tapes)):
+            tape = tapes.pop()
+            tape.piece.again(tape, weights)
+            gradient, own = gradients(tape, gradient, weights, tape.arrived.requires_grad, keep_graph=False)
+            self._accumulate(update, tape, own)
+        if not tapes:
+            del self._tapes[micro_batch]
+            return gradient
+        tapes[-1].gradient = gradient
+        return None
 
-    def _move_to_copy(self) -> None:
-        tensors = [weight.detach().clone().requires_grad_() for weight in self.live.tensors]
-        self.live = Weights(self.live.version, tensors)
-        self._copies.add(self.live)
-        self.most_copies = max(self.most_copies, len(self._copies))
+    def backward_input(self, micro_batch: int, gradient: Tensor | None, weights: Sequence[Tensor]) -> Tensor | None:
+        """The gradient of the input; what each piece needs for its parameters' gradients stays."""
+        for tape in reversed(self._tapes[micro_batch]):
+            tape.piece.again(tape, weights)
+            tape.gradient = gradient
+            if tape.arrived.requires_grad:
+                gradient, _ = gradients(tape, gradient, weights, True, keep_graph=True, leaves=())
+        return gradient
+
+    def backward_weight(self, micro_batch: int, update: int, weights: Sequence[Tensor]) -> None:
+        """The gradients of the parameters, after the one of the input."""
+        for tape in reversed(self._tapes.pop(micro_batch)):
+            _, own = gradients(tape, tape.gradient, weights, False, keep_graph=False)
+            self._accumulate(update, tape, own)
+
+    def _accumulate(self, update: int, tape: Tape, found: Sequence[Tensor]) -> None:
+        totals = self._gradients.setdefault(update, [None] * len(self.weights.live))
+        for index, gradient in enumerate(found, tape.piece.first):
+            total = totals[index]
+            totals[index] = gradient if total is None else total.add_(gradient)
+
+    def bucket(self, update: int, part: int) -> list[Tensor]:
+        """The summed gradients of a part of the parameters, or (−1) of all: what an all-reduce adds up, in place."""
+        chosen = self._gradients[update] if part < 0 else self._gradients[update][self._pieces[part].parameters]
+        return [gradient for gradient in chosen if gradient is not None]
+
+    def update(self, update: int) -> list[Tensor]:
+        """Apply the gradients of an update; what they were."""
+        applied = [gradient for gradient in self._gradients.pop(update) if gradient is not None]
+        self.weights.update(applied)
+        return applied

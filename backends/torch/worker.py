@@ -12,8 +12,8 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
@@ -22,20 +22,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.torch.job import Failed, Job, Ready, channels
+from backends.torch.job import Failed, Job, Ready, channels, circles, known_on
 from sim.schedule import IntColumn
 
 if TYPE_CHECKING:
     from backends.torch.kernels import Kernels
 
 
-def main(job: Job, device: int, parent: Connection, stamps: Any) -> None:
-    """Run one device's part of a job; ``stamps`` is shared memory for the start and end of every op."""
+def main(job: Job, device: int, meeting: str, parent: Connection, stamps: Any) -> None:
+    """Run one device's part of a job.
+
+    ``meeting`` is the URL of a file through which the workers find each other; ``stamps`` shared memory for the start
+    and end of every op on every device.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the run for all
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    columns = np.frombuffer(stamps).reshape(2, -1)
-    worker = Worker(job, device, parent, Board(*columns))
-    worker.guard(worker.live)
+    columns = np.frombuffer(stamps).reshape(len(job.devices), 2, -1)
+    worker = Worker(job, device, parent, Board(*columns[job.devices.index(device)]))
+    worker.guard(worker.live, meeting)
     parent.poll(None)  # stay, so that no peer loses a connection, until the parent ends the run
 
 
@@ -48,7 +52,7 @@ def _end_with_parent() -> None:
 
 
 class Board:
-    """When every op started and ended (−1: not yet), on the monotonic clock; the parent reads along."""
+    """When every op started and ended here (−1: not yet), on the monotonic clock; the parent reads along."""
 
     def __init__(self, start_s: NDArray[np.float64], end_s: NDArray[np.float64]) -> None:
         self._start_s, self._end_s, self._news = start_s, end_s, threading.Condition()
@@ -73,32 +77,30 @@ class Worker:
     """The lanes of one device."""
 
     _kernels: Kernels
+    _groups: dict[tuple[int, ...], Any]
 
     def __init__(self, job: Job, device: int, parent: Connection, board: Board) -> None:
-        self._job, self._device, self._parent, self._board = job, device, parent, board
+        self._job, self._schedule, self._device, self._parent, self._board = job, job.schedule, device, parent, board
+        self._here = known_on(job.schedule, device)
         self._reporting, self._failed = threading.Lock(), False
         self._current = threading.local()
 
-    def live(self) -> None:
+    def live(self, meeting: str) -> None:
         """Set up, report, wait for the common start, walk every lane, report."""
-        torch_version = self._set_up()
+        torch_version = self._set_up(meeting)
         self._parent.send(Ready(torch_version))
         self._parent.recv()
-        threads = [
-            threading.Thread(target=self.guard, args=(self._walk, ops, step), daemon=True)
-            for ops, step in self._channel_ends()
-        ]
+        first, *others = self._walks()
+        threads = [threading.Thread(target=self.guard, args=(self._walk, *each), daemon=True) for each in others]
         for thread in threads:
             thread.start()
-        for lane, ops in zip(self._job.schedule.lanes, self._job.schedule.order, strict=True):
-            if lane.device == self._device and lane.computes:
-                self._walk(ops.tolist(), self._compute)
+        self._walk(*first)
         for thread in threads:
             thread.join()
         if not self._failed:
             self._parent.send(self._kernels.results())
 
-    def _set_up(self) -> str:
+    def _set_up(self, meeting: str) -> str:
         """Make the kernels and meet the peers over the loopback interface; the version of PyTorch."""
         import torch
         import torch.distributed as dist
@@ -106,19 +108,31 @@ class Worker:
         from backends.torch.kernels import Kernels
 
         torch.set_num_threads(1)
-        self._kernels = Kernels(self._job, self._device)
+        self._kernels = Kernels(self._job, (self._device,))
         os.environ["GLOO_SOCKET_IFNAME"] = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+        devices = self._job.devices
         dist.init_process_group(
             "gloo",
-            init_method=self._job.meeting,
-            rank=self._job.devices.index(self._device),
-            world_size=len(self._job.devices),
+            init_method=meeting,
+            rank=devices.index(self._device),
+            world_size=len(devices),
             timeout=timedelta(days=365),  # the parent is the watchdog
         )
+        self._groups = {
+            members: dist.new_group([devices.index(member) for member in members], timeout=timedelta(days=365))
+            for members in circles(self._schedule)
+        }
         return str(torch.__version__)
 
-    def _channel_ends(self) -> Iterable[tuple[list[int], Callable[[int], None]]]:
-        for channel in channels(self._job.schedule):
+    def _walks(self) -> Iterator[tuple[list[int], Callable[[int], None]]]:
+        """The ops of every lane of this device and what to do with them, those that compute first."""
+        lanes = [pair for pair in zip(self._schedule.lanes, self._schedule.order, strict=True) if pair[1].size]
+        here = [(lane, ops.tolist()) for lane, ops in lanes if lane.device == self._device]
+        for _, ops in (pair for pair in here if pair[0].computes):
+            yield ops, self._compute
+        for _, ops in (pair for pair in here if pair[0].stream == "collective"):
+            yield ops, self._reduce
+        for channel in channels(self._schedule):
             if channel.source == self._device:
                 yield channel.ops.tolist(), self._send
             if channel.target == self._device:
@@ -129,25 +143,58 @@ class Worker:
             self._current.op = op
             step(op)
 
+    def _await(self, op: int) -> None:
+        """Wait for what an op needs as far as this device knows of it: a transfer or collective brings the rest."""
+        needed = self._schedule.after[op]
+        self._board.wait(needed[self._here[needed]])
+
     def _compute(self, op: int) -> None:
-        self._board.wait(self._job.schedule.after[op])
+        self._await(op)
         self._board.start(op)
-        self._kernels.compute(op)
+        with self._own_stream() as finish:
+            self._kernels.compute(op)
+            finish()
         self._board.end(op)
+
+    @contextmanager
+    def _own_stream(self) -> Iterator[Callable[[], None]]:
+        """On a GPU every compute lane has a stream, and an op ends when its kernels have run, not been queued."""
+        if self._job.accelerator == "cpu":
+            yield lambda: None
+            return
+        import torch
+
+        if not hasattr(self._current, "stream"):
+            self._current.stream = torch.cuda.Stream(self._kernels.where)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._current.stream):
+            yield self._current.stream.synchronize
 
     def _send(self, op: int) -> None:
         from torch.distributed import send
 
-        self._board.wait(self._job.schedule.after[op])
+        self._await(op)
         self._board.start(op)
-        send(self._kernels.outgoing(op), self._job.devices.index(int(self._job.schedule.ops["target"][op])), tag=op)
+        send(self._kernels.outgoing(op), self._job.devices.index(int(self._schedule.ops["target"][op])), tag=op)
 
     def _receive(self, op: int) -> None:
         from torch.distributed import recv
 
         tensor = self._kernels.room(op)
-        recv(tensor, self._job.devices.index(int(self._job.schedule.ops["source"][op])), tag=op)
+        recv(tensor, self._job.devices.index(int(self._schedule.ops["source"][op])), tag=op)
         self._kernels.arrived(op, tensor)
+        self._board.end(op)
+
+    def _reduce(self, op: int) -> None:
+        from torch.distributed import all_reduce
+
+        from backends.torch.flat import flat, unflatten
+
+        self._await(op)
+        self._board.start(op)
+        (addends,) = self._kernels.addends(op)
+        total = flat(addends)
+        all_reduce(total, group=self._groups[tuple(self._schedule.devices_of(op))])
+        unflatten(total, addends)
         self._board.end(op)
 
     def guard(self, work: Callable[..., None], *arguments: Any) -> None:

@@ -1,0 +1,32 @@
+"""What machine and software a measurement is from."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+
+def fingerprint(device: str = "cpu") -> dict[str, str]:
+    """Processor, cores or GPU, and the versions that decide how fast PyTorch is."""
+    import torch
+
+    found = {
+        "cpu": cpu(),
+        "cores": str(os.cpu_count()),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    if device == "cuda":
+        found |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
+    return found
+
+
+def cpu() -> str:
+    """The name of the processor model."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
