@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
+from scenarios import measured
 from scenarios.document import Document
 from scenarios.layer_table import layer_table
 from scenarios.load import load_document, shipped
@@ -13,7 +15,7 @@ from scenarios.schema import Model, Scenario, Uniform
 from sim.cluster import Cluster
 from sim.errors import Fault, ScenarioError
 from sim.graph import chain
-from sim.model import Layer, LayerTable, ModelProfile, roofline, uniform
+from sim.model import Layer, LayerTable, ModelProfile, roofline, taking, uniform
 
 
 def build_profile(
@@ -28,6 +30,8 @@ def build_profile(
     model = scenario.model
     if model.uniform is not None:
         return uniform(stages, _uniform_layer(model.uniform), samples)
+    if model.measured is not None:
+        return _from_machine(scenario, document, samples)
     if model.name is not None:
         return _from_table(shipped_table(model.name), scenario, cluster, samples)
     profile = _measured(model, document) if model.profile is not None else _written_out(model)
@@ -57,6 +61,25 @@ def _from_table(table: LayerTable, scenario: Scenario, cluster: Cluster, samples
         message = f"device '{spec.name}' has no {dtype} arithmetic: it has {', '.join(spec.peak_flops_per_s)}"
         raise ScenarioError.of([Fault(message, "training.dtype")])
     return roofline(table, spec, dtype, samples)
+
+
+def _from_machine(scenario: Scenario, document: Document, samples: float) -> ModelProfile:
+    """A shipped model with the seconds of a file of ``twinrail profile``."""
+    model, training = scenario.model, scenario.training
+    assert model.name is not None
+    assert model.measured is not None
+    table, path = shipped_table(model.name), document.directory("model.measured") / model.measured
+    file = measured.read(path)
+    names, own = [layer.name for layer in file.layers], [work.name for work in table.layers]
+    differing = {"model": (file.model, model.name), "layers": (names, own), "dtype": (file.dtype, training.dtype)}
+    differing["optimizer"] = (file.optimizer, training.optimizer)
+    if wrong := [what for what, (found, wanted) in differing.items() if found != wanted]:
+        message = f"'{model.measured}' was measured with another {' and another '.join(wrong)}"
+        raise ScenarioError.of([Fault(message, "model.measured", suggestion="measure it with 'twinrail profile'")])
+    passes = [(layer.forward, layer.backward_input, layer.backward_weight) for layer in file.layers]
+    source = f"{model.measured}: {', '.join(file.machine.values())}; {table.source}"
+    profile = taking(table, file.dtype, file.batch, passes, "measured", source)
+    return replace(profile.at(samples), update_s=file.update)
 
 
 def _measured(model: Model, document: Document) -> ModelProfile:

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis import chrome_trace, gantt, result, samples, steady
 from backends import longest_path
 from backends.base import load
-from scenarios import long_run, schema
+from scenarios import long_run
 from scenarios.compose import compose
 from scenarios.document import Document
 from scenarios.load import dump
 from scenarios.points import Point, parse_points
+from scenarios.variation import jitter_of
 from sim.errors import Fault, ScenarioError
-from sim.jitter import Distribution, Jitter
 from sim.planners import PLANNERS
 from sim.trace import Trace
 
@@ -81,24 +82,10 @@ def run_point(point: Point, scenario: str) -> Outcome:
     found = result.compute(trace, scenario, name)
     if wanted.samples and wanted.jitter:
         over = steady.compute(trace)
-        groups, jitter = samples.watched(trace, over), _jitter(wanted.jitter)
+        groups, jitter = samples.watched(trace, over), jitter_of(wanted.jitter, point.document)
         latest_s = longest_path.BACKEND.sample(plan, binding, jitter, wanted.samples, groups, wanted.seed)
         found["samples"] = samples.compute(trace, over, latest_s)
     return Outcome(name, trace, {**found, "overrides": point.overrides})
-
-
-def _jitter(section: schema.Jitter) -> Jitter:
-    """Who varies how."""
-    every = _distribution(section)
-    return Jitter(*(every or _distribution(one) for one in (section.compute, section.communication)))
-
-
-def _distribution(section: schema.Jitter | schema.Distribution | None) -> Distribution | None:
-    if section is not None and section.lognormal is not None:
-        return Distribution("lognormal", section.lognormal)
-    if section is not None and section.uniform is not None:
-        return Distribution("uniform", section.uniform)
-    return None
 
 
 def run_all(points: Sequence[Point], scenario: str, done: Callable[[Outcome], None]) -> list[Outcome]:
@@ -118,9 +105,9 @@ def write(folder: Path, document: Document, outcomes: Sequence[Outcome], table: 
     ------
     ScenarioError : the folder cannot be written.
     """
-    try:
+    with writing(folder):
         traces = folder / "traces"
-        traces.mkdir(parents=True, exist_ok=True)
+        traces.mkdir(exist_ok=True)
         (folder / "scenario.yaml").write_text(dump(document.data), encoding="utf-8")
         (folder / "result.json").write_text(to_json([outcome.result for outcome in outcomes]), encoding="utf-8")
         (folder / "table.txt").write_text(table, encoding="utf-8")
@@ -130,6 +117,19 @@ def write(folder: Path, document: Document, outcomes: Sequence[Outcome], table: 
             events = json.dumps(chrome_trace.export(outcome.trace), separators=(",", ":"))
             (traces / f"{stem}.json").write_text(events, encoding="utf-8")
         gantt.plot({outcome.name: outcome.trace for outcome in outcomes}, folder / "gantt.png")
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Make a folder and fill it; what the disk refuses is the user's fault to mend.
+
+    Raises
+    ------
+    ScenarioError : it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
         raise ScenarioError.of([Fault(f"cannot write there: {error.strerror}", "--out", str(folder))]) from None
 

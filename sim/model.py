@@ -22,6 +22,7 @@ class Layer:
 
     ``saved_bytes`` is what backward needs of this layer (its output unless stated), ``flops`` of the forward pass.
     ``saved_for_weight_bytes`` is what the weight gradient needs once the input gradient is done; ``None``: all of it.
+    ``variables_bytes`` are its parameter tensors in the order of creation; empty: one, if it has parameters.
     """
 
     name: str
@@ -33,6 +34,12 @@ class Layer:
     parameter_bytes: float
     flops: float = 0.0
     saved_for_weight_bytes: float | None = None
+    variables_bytes: tuple[float, ...] = ()
+
+    @property
+    def variable_bytes(self) -> tuple[float, ...]:
+        """Sizes of its parameter tensors."""
+        return self.variables_bytes or ((self.parameter_bytes,) if self.parameter_bytes else ())
 
     @property
     def weight_state_bytes(self) -> float:
@@ -50,7 +57,7 @@ class ModelProfile:
     """A chain of layers with seconds and bytes at a batch of ``batch`` samples.
 
     Times and activation bytes scale linearly with samples (`at`). ``parameter_bytes_each`` is the size of one
-    parameter in ``parameter_bytes``: 4 for fp32.
+    parameter in ``parameter_bytes``: 4 for fp32. ``update_s`` is the time of updating all of them, where measured.
     """
 
     name: str
@@ -61,6 +68,7 @@ class ModelProfile:
     source: str
     parameter_bytes_each: int = 4
     notes: tuple[str, ...] = ()
+    update_s: float | None = None
 
     def at(self, samples: float) -> ModelProfile:
         """The same model at another batch; seconds, activation bytes and flops in proportion to samples."""
@@ -89,7 +97,7 @@ class Kernel:
 
     ``parameter_reads``: how often a forward pass reads all parameters: each step of a recurrence does, an embedding
     reads single rows, which count as moved. ``operands``: inputs that want a gradient, two for a product of
-    activations.
+    activations. ``variables``: elements of each parameter tensor in the order of creation; empty: one, if any.
     """
 
     flops: float
@@ -97,6 +105,7 @@ class Kernel:
     parameter_elements: float = 0.0
     parameter_reads: int = 1
     operands: int = 1
+    variables: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +136,12 @@ class LayerWork:
         if self.kernels is not None:
             return self.kernels
         return (Kernel(self.forward_flops, arriving + self.output_elements, self.parameter_elements),)
+
+    @property
+    def variables(self) -> tuple[float, ...]:
+        """Elements of its parameter tensors, in the order of creation."""
+        kernels = self.kernels_on(0.0)
+        return tuple(size for kernel in kernels for size in kernel.variables or (kernel.parameter_elements,) if size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +188,7 @@ def roofline(table: LayerTable, device: DeviceSpec, dtype: str, samples: float) 
         moved_elements = kernel.moved_elements * samples + kernel.parameter_elements * parameter_reads
         return max(kernel.flops * samples / flops_per_s, moved_elements * size / bytes_per_s)
 
-    layers: list[Layer] = []
+    passes: list[Passes] = []
     arriving, trained = table.input_elements, False
     for work in table.layers:
         forward_s = backward_input_s = backward_weight_s = 0.0
@@ -183,28 +198,34 @@ def roofline(table: LayerTable, device: DeviceSpec, dtype: str, samples: float) 
             backward_input_s += pass_s * kernel.operands if trained else 0.0
             backward_weight_s += seconds(kernel, 1) if kernel.parameter_elements else 0.0
             trained = trained or kernel.parameter_elements > 0
-        layers.append(
-            Layer(
-                name=work.name,
-                forward_s=forward_s,
-                backward_input_s=backward_input_s,
-                backward_weight_s=backward_weight_s,
-                output_bytes=work.output_elements * samples * size,
-                saved_bytes=work.saved * samples * size,
-                parameter_bytes=work.parameter_elements * size,
-                flops=work.forward_flops * samples,
-            )
-        )
+        passes.append((forward_s, backward_input_s, backward_weight_s))
         arriving = work.output_elements
-    return ModelProfile(
-        name=table.name,
-        batch=samples,
-        layers=tuple(layers),
-        input_bytes=table.input_elements * samples * size,
-        origin="published",
-        source=f"roofline of {device.name} ({dtype}); {table.source}",
-        parameter_bytes_each=size,
+    return taking(table, dtype, samples, passes, "published", f"roofline of {device.name} ({dtype}); {table.source}")
+
+
+Passes = tuple[float, float, float]
+"""Seconds of the forward pass, the input gradient and the weight gradient."""
+
+
+def taking(
+    table: LayerTable, dtype: str, samples: float, passes: Sequence[Passes], origin: Origin, source: str
+) -> ModelProfile:
+    """A layer table whose layers take the seconds of ``passes`` for ``samples`` samples."""
+    size = DTYPE_BYTES[dtype]
+    layers = tuple(
+        Layer(
+            work.name,
+            *seconds,
+            output_bytes=work.output_elements * samples * size,
+            saved_bytes=work.saved * samples * size,
+            parameter_bytes=work.parameter_elements * size,
+            flops=work.forward_flops * samples,
+            variables_bytes=tuple(elements * size for elements in work.variables),
+        )
+        for work, seconds in zip(table.layers, passes, strict=True)
     )
+    arriving = table.input_elements * samples * size
+    return ModelProfile(table.name, samples, layers, arriving, origin, source, parameter_bytes_each=size)
 
 
 def uniform(stages: int, layer: Layer, samples: float) -> ModelProfile:

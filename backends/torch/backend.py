@@ -48,6 +48,7 @@ def run(
     *,
     arithmetic: Arithmetic = "float32",
     keep_gradients: bool = False,
+    count_memory: bool = False,
     oversubscribe: bool = False,
     patience_s: float = 60.0,
     on_start: Callable[[Mapping[str, int]], None] = lambda pids: None,
@@ -65,7 +66,7 @@ def run(
     """
     schedule = accept(plan, binding, oversubscribe)
     memory = Allocator(binding, plan.events, len(schedule), lambda op: str(schedule.id(op)))
-    job = job_of(plan, binding, seed, arithmetic, keep_gradients)
+    job = job_of(plan, binding, seed, arithmetic, keep_gradients, count_memory)
     start_s, end_s, done, version = crew.work(job, binding.devices, patience_s, on_start)
     _hold_channels(schedule, start_s, end_s)
     _play(memory, start_s, end_s)
@@ -74,7 +75,14 @@ def run(
     return Outcome(record(plan, binding, columns, start_s, end_s, memory.columns(), header), together(done))
 
 
-def job_of(plan: Plan, binding: Binding, seed: int, arithmetic: Arithmetic, keep_gradients: bool = False) -> Job:
+def job_of(
+    plan: Plan,
+    binding: Binding,
+    seed: int,
+    arithmetic: Arithmetic,
+    keep_gradients: bool = False,
+    count_memory: bool = False,
+) -> Job:
     """A plan as the workers need it."""
     schedule, architecture = plan.work, plan.architecture
     assert isinstance(schedule, Schedule)
@@ -93,12 +101,13 @@ def job_of(plan: Plan, binding: Binding, seed: int, arithmetic: Arithmetic, keep
         buckets=1 + int(schedule.ops["part"].max(initial=-1)) or 1,
         checkpoints=plan.checkpoints,
         keep_gradients=keep_gradients,
+        count_memory=count_memory,
     )
 
 
 def together(parts: Sequence[Done]) -> Done:
     """What all workers hand back as one."""
-    merged = Done({}, {}, {}, {})
+    merged = Done({}, {}, {}, {}, {})
     for part in parts:
         for mine, whole in zip(part, merged, strict=True):
             whole.update(mine)  # type: ignore[attr-defined]

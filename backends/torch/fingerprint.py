@@ -15,7 +15,7 @@ def fingerprint(device: str = "cpu") -> dict[str, str]:
         "cpu": cpu(),
         "cores": str(os.cpu_count()),
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
     }
     if device == "cuda":
         found |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}

@@ -28,6 +28,7 @@ class Job:
 
     ``devices`` of the plan, in the order of their ranks; ``samples`` of a micro-batch, ``batch`` those of a mini-batch
     over all replicas; ``buckets`` cuts each backward pass; ``checkpoints`` are the vertices that each stage keeps.
+    ``count_memory`` counts live storages, which takes time.
     """
 
     schedule: Schedule
@@ -43,6 +44,7 @@ class Job:
     buckets: int = 1
     checkpoints: tuple[tuple[int, ...], ...] = ()
     keep_gradients: bool = False
+    count_memory: bool = False
 
 
 class Ready(NamedTuple):
@@ -56,13 +58,15 @@ class Done(NamedTuple):
 
     By (stage, replica): the final ``weights``, and the most ``copies`` of them that were alive at once; by (stage,
     replica, update): the ``gradients`` that were applied, if they are to be kept. ``losses`` by micro-batch and
-    replica, where the last stage is here: each the micro-batch's share of the mean over its mini-batch.
+    replica, where the last stage is here: each the micro-batch's share of the mean over its mini-batch. By device:
+    ``peaks``, the most live bytes, if they were counted.
     """
 
     gradients: dict[tuple[int, int, int], Arrays]
     weights: dict[tuple[int, int], Arrays]
     copies: dict[tuple[int, int], int]
     losses: dict[tuple[int, int], float]
+    peaks: dict[int, int]
 
 
 class Failed(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -12,8 +13,10 @@ from torch.nn.functional import cross_entropy
 
 from backends.torch.data import initial, inputs, targets
 from backends.torch.job import Arrays, Done, Job
+from backends.torch.live_bytes import LiveBytes
 from backends.torch.stage import Stage
 from backends.torch.weights import VersionedWeights
+from sim.memory.history import INPUT, WEIGHTS
 from sim.ops import BACKWARD_KINDS, FORWARD_KINDS, OpKind
 from sim.partition import balanced
 
@@ -31,7 +34,7 @@ class Kernels:
     """
 
     def __init__(self, job: Job, devices: Sequence[int]) -> None:
-        self._job, self._ops, self._shape = job, job.schedule.ops, job.schedule.shape
+        self._job, self._ops, self._shape, self._devices = job, job.schedule.ops, job.schedule.shape, devices
         self._dtype = torch.float32 if job.arithmetic == "float32" else torch.float64
         self.where = torch.device("cpu")
         if job.accelerator == "cuda":
@@ -48,6 +51,9 @@ class Kernels:
         for parameter in whole.parameters():  # stages have their weights; nothing else shall keep a version alive
             parameter.data = parameter.data.new_empty(0)
         whole.to(self.where)
+        self._live = LiveBytes() if job.count_memory else None
+        if self._live is not None:
+            self._live.name([weight for at in self._stages.values() for weight in at.weights.live], WEIGHTS)
 
     def _make_stage(self, name: tuple[int, int], whole: nn.Sequential) -> Stage:
         job, (stage, replica) = self._job, name
@@ -91,12 +97,16 @@ class Kernels:
         return self._job.schedule.predict == "pipeoptim" and self._job.schedule.distances[stage][0] != 0
 
     def compute(self, op: int) -> None:
-        """Do an op of a compute lane.
+        """Do an op of a compute lane, and count what lives if that is wanted.
 
         Raises
         ------
         BrokenInvariant : the weights at hand are not of the version that the schedule says.
         """
+        with self._live or nullcontext():
+            self._compute(op)
+
+    def _compute(self, op: int) -> None:
         row = self._ops[op]
         kind, stage, micro_batch = OpKind(int(row["kind"])), int(row["stage"]), int(row["micro_batch"])
         replica, version = int(row["replica"]), int(row["reads"])
@@ -208,6 +218,8 @@ class Kernels:
     def arrived(self, op: int, tensor: Tensor) -> None:
         """Take in what a transfer brought."""
         self._mail[self._name(op)] = tensor.to(self.where)
+        if self._live is not None:
+            self._live.name([self._mail[self._name(op)]], INPUT)
 
     def addends(self, op: int) -> list[list[Tensor]]:
         """What an all-reduce adds up: for each set of weights that is here, its gradients, to be overwritten."""
@@ -222,7 +234,8 @@ class Kernels:
             for name, at in self._stages.items()
         }
         copies = {name: at.weights.most_copies for name, at in self._stages.items()}
-        return Done(self._kept, weights, copies, self._losses)
+        peaks = {} if self._live is None else {self._devices[0]: self._live.history.peak().bytes}
+        return Done(self._kept, weights, copies, self._losses, peaks)
 
 
 def _rehearse(whole: nn.Sequential, sample: Tensor) -> list[torch.Size]:

@@ -6,11 +6,14 @@ of a layer are its share of the whole, so that stages add up to what a run will 
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +26,10 @@ from backends.torch.pieces import Loss, Piece, Tape, gradients
 from backends.torch.stage import Stage
 from backends.torch.weights import VersionedWeights
 from sim.architecture import Architecture
+from sim.errors import BackendFailure
 from sim.training import Training
+
+Device = Literal["cpu", "cuda"]
 
 
 class Seconds(NamedTuple):
@@ -58,22 +64,100 @@ class Profile:
 
 
 def profile(
-    architecture: Architecture,
-    batch: int,
+    layers: nn.Sequential,
+    x: Tensor,
+    target: Tensor,
     training: Training,
     repeats: int = 20,
     warm_up: int = 3,
-    device: Literal["cpu", "cuda"] = "cpu",
+    device: Device = "cpu",
 ) -> Profile:
-    """Time ``repeats`` training steps of ``batch`` samples after ``warm_up`` that do not count."""
+    """Time ``repeats`` training steps of a classifier on one batch, after ``warm_up`` that do not count."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        bench = _Bench(architecture, batch, training, device)
+        bench = _Bench(layers, x, target, training, device)
         steps = [bench.step() for _ in range(warm_up + repeats)][warm_up:]
         return bench.profile(steps)
     finally:
         torch.set_num_threads(threads)
+
+
+def profile_shipped(
+    architecture: Architecture, batch: int, training: Training, repeats: int = 20, device: Device = "cpu"
+) -> Profile:
+    """`profile` of a shipped model on ``batch`` samples."""
+    layers = initial(architecture, 0, torch.float32)
+    x, target = inputs(architecture, 0, 0, batch, torch.float32), targets(architecture, 0, 0, batch)
+    return profile(layers, x, target, training, repeats, device=device)
+
+
+def sizes(layers: nn.Sequential, x: Tensor) -> list[tuple[int, int, int]]:
+    """Bytes of each layer's output, of what autograd keeps of it, and of its parameters.
+
+    A storage that several layers keep counts for the first of them; parameters do not count.
+    """
+    known = frozenset(tensor.untyped_storage().data_ptr() for tensor in (x, *layers.parameters()))
+    found = list[tuple[int, int, int]]()
+    for layer in layers:
+        kept: dict[int, int] = {}
+
+        def note(tensor: Tensor, kept: dict[int, int] = kept, known: frozenset[int] = known) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in known:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            x = layer(x)
+        found.append((x.nbytes, sum(kept.values()), sum(parameter.nbytes for parameter in layer.parameters())))
+        known |= kept.keys()
+    return found
+
+
+def profile_together(
+    architecture: Architecture, batch: int, training: Training, processes: int, repeats: int = 20
+) -> Profile:
+    """`profile_shipped` in several processes of this machine at once, which share its memory and caches as in a run.
+
+    Raises
+    ------
+    BackendFailure : a process died.
+    """
+    context = multiprocessing.get_context("spawn")
+    start = context.Barrier(processes)
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_meet, initargs=(start,)) as pool:
+        arguments = [(architecture, batch, training, repeats)] * processes
+        try:
+            return merged(list(pool.map(_profile_beside, arguments)))
+        except BrokenProcessPool:
+            raise BackendFailure("a process that measured the profile died") from None
+
+
+_START: list[Any] = []
+
+
+def _meet(start: Any) -> None:
+    _START.append(start)
+
+
+def _profile_beside(arguments: tuple[Architecture, int, Training, int]) -> Profile:
+    """Each process waits here for the others: none measures alone."""
+    _START[0].wait()
+    return profile_shipped(*arguments)
+
+
+def merged(profiles: Sequence[Profile]) -> Profile:
+    """The medians over several profiles of one model."""
+
+    def middle(seconds: Sequence[Seconds]) -> Seconds:
+        return Seconds(*np.median(np.array(seconds), axis=0).tolist())
+
+    layers = tuple(
+        MeasuredLayer(*(middle(same) for same in zip(*passes, strict=True)))
+        for passes in zip(*(profile.layers for profile in profiles), strict=True)
+    )
+    return Profile(layers, middle([profile.update for profile in profiles]), profiles[0].fingerprint)
 
 
 class _Step(NamedTuple):
@@ -88,11 +172,9 @@ class _Step(NamedTuple):
 class _Bench:
     """A model, whole and in layers, with a batch to run on."""
 
-    def __init__(self, architecture: Architecture, batch: int, training: Training, device: str) -> None:
+    def __init__(self, layers: nn.Sequential, x: Tensor, target: Tensor, training: Training, device: Device) -> None:
         self._device = device
-        self._layers = initial(architecture, 0, torch.float32).to(device)
-        self._x = inputs(architecture, 0, 0, batch, torch.float32).to(device)
-        target = targets(architecture, 0, 0, batch).to(device)
+        self._layers, self._x, target = layers.to(device), x.to(device), target.to(device)
         self._loss: Loss = lambda output: cross_entropy(output, target)
         self._pieces = list[Piece]()
         for layer in self._layers:

@@ -1,0 +1,77 @@
+"""Files of ``twinrail profile``: a shipped model's seconds on one machine, for scenarios to name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from scenarios.load import dump, load_document
+from scenarios.quantities import BytesPerSecond, Seconds
+from scenarios.schema import Count, Name
+from scenarios.strict import Many, Section, validate
+from sim.errors import Fault, ScenarioError
+from sim.training import Dtype, Optimizer
+
+
+class MeasuredLayer(Section):
+    """One layer at the file's batch: medians, and under ``quartiles`` the first and third of each pass."""
+
+    name: Name = Field(description="the layer's name, as in the model file")
+    forward: Seconds = Field(description="the time of the forward pass")
+    backward_input: Seconds = Field(description="the time of the input gradient")
+    backward_weight: Seconds = Field(description="the time of the weight gradient")
+    quartiles: Many[Many[Seconds]] | None = None
+
+
+class MeasuredLink(Section):
+    """A message of n bytes took latency + n / bandwidth."""
+
+    latency: Seconds = Field(description="the time of an empty message")
+    bandwidth: BytesPerSecond = Field(description="bytes per second of long messages")
+
+
+class MeasuredFile(Section):
+    """A profile: which model, at which batch, on which machine, and what its layers took."""
+
+    model: Name = Field(description="the name of a shipped model")
+    batch: Count = Field(description="samples that were measured at once")
+    dtype: Dtype = Field(description="the number format")
+    optimizer: Optimizer = Field(description="whose update was timed")
+    update: Seconds = Field(description="the time of updating all parameters")
+    machine: dict[str, str] = Field(description="processor and versions")
+    layers: Annotated[Many[MeasuredLayer], Field(min_length=1)] = Field(description="a list of layers")
+    link: MeasuredLink | None = None
+
+
+def read(path: Path) -> MeasuredFile:
+    """The profile in a file.
+
+    Raises
+    ------
+    ScenarioError : what is wrong with it, each fault with file and line.
+    """
+    return validate(MeasuredFile, load_document(str(path)))
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Write what `MeasuredFile` describes.
+
+    Raises
+    ------
+    ScenarioError : the file cannot be written.
+    """
+    try:
+        path.write_text(dump(content), encoding="utf-8")
+    except OSError as error:
+        raise ScenarioError.of([Fault(f"cannot write there: {error.strerror}", "--out", str(path))]) from None
+
+
+def other_machine(profile: MeasuredFile, here: dict[str, str]) -> str | None:
+    """What to warn of where a profile is from another machine than this one."""
+    differing = [f"{key} {profile.machine.get(key, '?')}, here {value}" for key, value in here.items()]
+    differing = [
+        text for text, (key, value) in zip(differing, here.items(), strict=True) if profile.machine.get(key) != value
+    ]
+    return f"the profile of {profile.model} is from another machine: {'; '.join(differing)}" if differing else None

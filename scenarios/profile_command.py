@@ -1,0 +1,183 @@
+"""``twinrail profile``: what the layers of a model take on this machine, as a file that scenarios name."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast, get_args
+
+from scenarios import measured
+from scenarios.architecture import shipped_architecture
+from scenarios.load import shipped
+from scenarios.profiles import shipped_table
+from sim.errors import Fault, ScenarioError, nearest
+from sim.model import DTYPE_BYTES, LayerTable
+from sim.training import Optimizer, Training
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from backends.torch.profiler import Device, Profile
+
+COLUMNS = ("layer", "forward (ms)", "input gradient (ms)", "weight gradient (ms)")
+
+
+def profile(model: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Measure ``model``, a shipped one or ``module:factory``, and what a link between two processes does.
+
+    Raises
+    ------
+    ScenarioError : no such model, options that do not fit, no PyTorch.
+    """
+    _check(model, options)
+    if options["analytic"]:
+        return analytic(model, options["batch"])
+    from backends.torch import ping_pong
+
+    training = Training(options["optimizer"])
+    found = (_own if ":" in model else _shipped)(model, options, training)
+    if options["link"]:
+        link = ping_pong.measure()
+        found["link"] = {"latency": seconds(link.latency_s), "bandwidth": f"{link.bytes_per_s:.6g} B/s"}
+    return found
+
+
+def _check(model: str, options: Mapping[str, Any]) -> None:
+    faults: list[Fault] = []
+    if ":" not in model and model not in (names := [*shipped("models")]):
+        faults.append(Fault(f"no model '{model}'", "MODEL", suggestion=nearest(model, names) or "module:factory"))
+    if ":" in model and options["analytic"]:
+        faults.append(Fault("only of shipped models", "--analytic"))
+    if (":" in model) != (options["input"] is not None):
+        faults.append(Fault("goes with module:factory, as 3,224,224", "--input"))
+    if options["optimizer"] not in (known := get_args(Optimizer)):
+        faults.append(
+            Fault(f"expected {', '.join(known)}", "--optimizer", suggestion=nearest(options["optimizer"], known))
+        )
+    counts = {name: options[name] for name in ("batch", "repeats")}
+    faults += [
+        Fault(f"expected a count from 1, got {count}", f"--{name}") for name, count in counts.items() if count < 1
+    ]
+    if options["device"] not in ("cpu", "cuda"):
+        faults.append(Fault(f"expected cpu or cuda, got {options['device']}", "--device"))
+    if importlib.util.find_spec("torch") is None and not options["analytic"]:
+        faults.append(Fault("measuring needs PyTorch", "profile", suggestion="pip install twinrail[torch]"))
+    if not faults and options["device"] == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            faults.append(Fault("there is no CUDA device here", "--device"))
+    if faults:
+        raise ScenarioError.of(faults)
+
+
+def seconds(value_s: float) -> str:
+    """Seconds as a profile file has them."""
+    return f"{value_s * 1e3:.6g} ms"
+
+
+def analytic(model: str, batch: int) -> dict[str, Any]:
+    """Flops and bytes of every layer of a shipped model, without running it."""
+    size, table = DTYPE_BYTES["fp32"], shipped_table(model)
+    layers = [
+        {
+            "name": work.name,
+            "flops": work.forward_flops * batch,
+            "output_bytes": work.output_elements * batch * size,
+            "saved_bytes": work.saved * batch * size,
+            "parameter_bytes": work.parameter_elements * size,
+        }
+        for work in table.layers
+    ]
+    return {"model": model, "batch": batch, "dtype": "fp32", "layers": layers}
+
+
+def _shipped(model: str, options: Mapping[str, Any], training: Training) -> dict[str, Any]:
+    from backends.torch.profiler import profile_shipped
+
+    device = cast("Device", options["device"])
+    found = profile_shipped(shipped_architecture(model), options["batch"], training, options["repeats"], device)
+    return content(model, options["batch"], training, found, shipped_table(model))
+
+
+def content(model: str, batch: int, training: Training, found: Profile, table: LayerTable) -> dict[str, Any]:
+    """What `scenarios.measured.MeasuredFile` describes."""
+    layers = [{"name": work.name, **_passes(layer)} for work, layer in zip(table.layers, found.layers, strict=True)]
+    return {"model": model, "batch": batch, "dtype": "fp32", **_common(found, training), "layers": layers}
+
+
+def _common(found: Profile, training: Training) -> dict[str, Any]:
+    return {
+        "optimizer": training.optimizer,
+        "update": seconds(found.update.median_s),
+        "machine": found.fingerprint,
+    }
+
+
+def _passes(layer: Any) -> dict[str, Any]:
+    return {
+        **{name: seconds(getattr(layer, name).median_s) for name in layer._fields},
+        "quartiles": [[seconds(each.low_s), seconds(each.high_s)] for each in layer],
+    }
+
+
+def _own(model: str, options: Mapping[str, Any], training: Training) -> dict[str, Any]:
+    """A module of the user's as the ``model:`` of a scenario, every child of its a layer."""
+    import torch
+
+    from backends.torch.profiler import profile as measure
+    from backends.torch.profiler import sizes
+
+    layers = _load(model)
+    shape = tuple(int(part) for part in options["input"].split(","))
+    x = torch.randn(options["batch"], *shape)
+    output = layers(x)
+    if output.dim() != 2:
+        raise ScenarioError(f"{model} returns a tensor of shape {tuple(output.shape)}: expected one score per class")
+    target = torch.zeros(options["batch"], dtype=torch.int64)
+    found = measure(layers, x, target, training, options["repeats"], device=cast("Device", options["device"]))
+    bytes_of = sizes(layers.to("cpu"), x)
+    rows = [
+        {
+            "name": name,
+            **{key: value for key, value in _passes(layer).items() if key != "quartiles"},
+            "output": f"{leaving} B",
+            "saved": f"{saved} B",
+            "parameters": f"{parameters} B",
+        }
+        for (name, _), layer, (leaving, saved, parameters) in zip(
+            layers.named_children(), found.layers, bytes_of, strict=True
+        )
+    ]
+    model_section = {"batch_size": options["batch"], "input": f"{x.nbytes} B", "layers": rows}
+    return {"model": model_section, **_common(found, training)}
+
+
+def _load(model: str) -> nn.Sequential:
+    """What a user's factory makes."""
+    from torch import nn
+
+    name, _, factory = model.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        made = getattr(importlib.import_module(name), factory)()
+    except (ImportError, AttributeError) as error:
+        raise ScenarioError(f"{model}: {error}") from None
+    if not isinstance(made, nn.Sequential) or not len(made):
+        raise ScenarioError(f"{model} makes a {type(made).__name__}: expected an nn.Sequential of at least one layer")
+    return made
+
+
+def rows(content: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The layers of a profile for people."""
+    section = content["model"] if isinstance(content["model"], Mapping) else content
+    passes = ("forward", "backward_input", "backward_weight")
+    return [(layer["name"], *(layer[name].removesuffix(" ms") for name in passes)) for layer in section["layers"]]
+
+
+def write(path: Path, content: Mapping[str, Any]) -> None:
+    """Write the profile file."""
+    measured.write(path, dict(content))
