@@ -89,8 +89,8 @@ class Piece:
         tape.leaves = tuple(weight.detach().requires_grad_() for weight in mine)
         with torch.enable_grad(), _naming(tape, mine):
             tape.output = self._output(tape, tape.leaves, whole=False)
-        for leaf in tape.leaves:
-            leaf.data = leaf.new_empty(0)
+        for leaf in tape.leaves:  # the shape without the storage: autograd checks gradients against it
+            leaf.data = leaf.new_empty(1).expand(leaf.shape)
 
     def _output(self, tape: Tape, weights: Sequence[Tensor], whole: bool = True) -> Tensor:
         mine = weights[self.parameters] if whole else weights
@@ -119,20 +119,24 @@ def _naming(tape: Tape, weights: Sequence[Tensor]) -> Iterator[None]:
         yield
 
 
-def gradients(
+def back(
     tape: Tape,
     gradient: Tensor | None,
     weights: Sequence[Tensor],
-    wants_input: bool,
-    keep_graph: bool,
-    leaves: Sequence[Tensor] | None = None,
-) -> tuple[Tensor | None, Sequence[Tensor]]:
-    """Gradients of the input (where it is wanted) and of the leaves of one piece, computed with ``weights``."""
+    wanted: Sequence[Tensor],
+    totals: Sequence[Tensor | None] = (),
+    keep_graph: bool = False,
+) -> list[Tensor | None]:
+    """Gradients of the ``wanted`` leaves of one piece, computed with ``weights`` and added in place to ``totals``."""
     assert tape.output is not None
-    wanted = [*([tape.arrived] if wants_input else []), *(tape.leaves if leaves is None else leaves)]
     if not wanted:
-        return None, ()
+        return []
+    for leaf, total in zip(wanted, totals, strict=bool(totals)):
+        leaf.grad = total
     tape.weights = weights[tape.piece.parameters]
-    found = torch.autograd.grad(tape.output, wanted, gradient, retain_graph=keep_graph)
+    torch.autograd.backward(tape.output, gradient, retain_graph=keep_graph, inputs=wanted)
     tape.weights = ()
-    return (found[0], found[1:]) if wants_input else (None, found)
+    found = [leaf.grad for leaf in wanted]
+    for leaf in wanted:
+        leaf.grad = None
+    return found

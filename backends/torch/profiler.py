@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 
 from backends.torch.data import initial, inputs, targets
 from backends.torch.fingerprint import fingerprint
-from backends.torch.pieces import Loss, Piece, Tape, gradients
+from backends.torch.pieces import Loss, Piece, Tape, back
 from backends.torch.stage import Stage
 from backends.torch.weights import VersionedWeights
 from sim.architecture import Architecture
@@ -212,9 +212,9 @@ class _Bench:
         for tape in reversed(tapes):
             begin, arriving = self._now(), gradient
             if tape.arrived.requires_grad:
-                gradient, _ = gradients(tape, arriving, weights, True, keep_graph=True, leaves=())
+                (gradient,) = back(tape, arriving, weights, [tape.arrived], keep_graph=True)
             middle = self._now()
-            gradients(tape, arriving, weights, False, keep_graph=False)
+            back(tape, arriving, weights, tape.leaves)
             backward.insert(0, (middle - begin, self._now() - middle))
         return [(once, *both) for once, both in zip(forward, backward, strict=True)]
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from backends.torch.pieces import Loss, Piece, Tape, gradients
+from backends.torch.pieces import Loss, Piece, Tape, back
 from backends.torch.weights import VersionedWeights
 
 
@@ -64,8 +64,7 @@ class Stage:
         for _ in range(pieces or len(tapes)):
             tape = tapes.pop()
             tape.piece.again(tape, weights)
-            gradient, own = gradients(tape, gradient, weights, tape.arrived.requires_grad, keep_graph=False)
-            self._accumulate(update, tape, own)
+            gradient = self._back(tape, update, gradient, weights, tape.arrived.requires_grad)
         if not tapes:
             del self._tapes[micro_batch]
             return gradient
@@ -78,20 +77,24 @@ class Stage:
             tape.piece.again(tape, weights)
             tape.gradient = gradient
             if tape.arrived.requires_grad:
-                gradient, _ = gradients(tape, gradient, weights, True, keep_graph=True, leaves=())
+                (gradient,) = back(tape, gradient, weights, [tape.arrived], keep_graph=True)
         return gradient
 
     def backward_weight(self, micro_batch: int, update: int, weights: Sequence[Tensor]) -> None:
         """The gradients of the parameters, after the one of the input."""
         for tape in reversed(self._tapes.pop(micro_batch)):
-            _, own = gradients(tape, tape.gradient, weights, False, keep_graph=False)
-            self._accumulate(update, tape, own)
+            self._back(tape, update, tape.gradient, weights, wants_input=False)
 
-    def _accumulate(self, update: int, tape: Tape, found: Sequence[Tensor]) -> None:
+    def _back(
+        self, tape: Tape, update: int, gradient: Tensor | None, weights: Sequence[Tensor], wants_input: bool
+    ) -> Tensor | None:
+        """Back through one piece, adding to the gradients of an update; the gradient of its input, if wanted."""
         totals = self._gradients.setdefault(update, [None] * len(self.weights.live))
-        for index, gradient in enumerate(found, tape.piece.first):
-            total = totals[index]
-            totals[index] = gradient if total is None else total.add_(gradient)
+        mine = tape.piece.parameters
+        wanted = [*([tape.arrived] if wants_input else []), *tape.leaves]
+        found = back(tape, gradient, weights, wanted, [*([None] if wants_input else []), *totals[mine]])
+        totals[mine] = found[len(found) - len(tape.leaves) :]
+        return found[0] if wants_input else None
 
     def bucket(self, update: int, part: int) -> list[Tensor]:
         """The summed gradients of a part of the parameters, or (−1) of all: what an all-reduce adds up, in place."""
