@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-import sys
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -13,13 +12,12 @@ from scenarios import measured
 from scenarios.architecture import shipped_architecture
 from scenarios.load import shipped
 from scenarios.profiles import shipped_table
+from scenarios.quantities import shown
 from sim.errors import Fault, ScenarioError, nearest
 from sim.model import DTYPE_BYTES, LayerTable
 from sim.training import Optimizer, Training
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from backends.torch.profiler import Device, Profile
 
 COLUMNS = ("layer", "forward (ms)", "input gradient (ms)", "weight gradient (ms)")
@@ -65,10 +63,12 @@ def _check(model: str, options: Mapping[str, Any]) -> None:
         faults.append(Fault(f"expected cpu or cuda, got {options['device']}", "--device"))
     if importlib.util.find_spec("torch") is None and not options["analytic"]:
         faults.append(Fault("measuring needs PyTorch", "profile", suggestion="pip install twinrail[torch]"))
+    if options["input"] is not None and not re.fullmatch(r"[1-9]\d{0,5}(,[1-9]\d{0,5}){0,3}", options["input"]):
+        faults.append(Fault(f"expected sizes such as 3,224,224, got {shown(options['input'])}", "--input"))
     if not faults and options["device"] == "cuda":
-        import torch
+        from backends.torch.fingerprint import has_cuda
 
-        if not torch.cuda.is_available():
+        if not has_cuda():
             faults.append(Fault("there is no CUDA device here", "--device"))
     if faults:
         raise ScenarioError.of(faults)
@@ -126,21 +126,11 @@ def _passes(layer: Any) -> dict[str, Any]:
 
 def _own(model: str, options: Mapping[str, Any], training: Training) -> dict[str, Any]:
     """A module of the user's as the ``model:`` of a scenario, every child of its a layer."""
-    import torch
+    from backends.torch.own_model import profile_own
 
-    from backends.torch.profiler import profile as measure
-    from backends.torch.profiler import sizes
-
-    layers = _load(model)
-    shape = tuple(int(part) for part in options["input"].split(","))
-    x = torch.randn(options["batch"], *shape)
-    output = layers(x)
-    if output.dim() != 2:
-        raise ScenarioError(f"{model} returns a tensor of shape {tuple(output.shape)}: expected one score per class")
-    target = torch.zeros(options["batch"], dtype=torch.int64)
-    found = measure(layers, x, target, training, options["repeats"], device=cast("Device", options["device"]))
-    bytes_of = sizes(layers.to("cpu"), x)
-    rows = [
+    sample, device = tuple(int(part) for part in options["input"].split(",")), cast("Device", options["device"])
+    found = profile_own(model, sample, options["batch"], training, options["repeats"], device)
+    layers = [
         {
             "name": name,
             **{key: value for key, value in _passes(layer).items() if key != "quartiles"},
@@ -148,27 +138,10 @@ def _own(model: str, options: Mapping[str, Any], training: Training) -> dict[str
             "saved": f"{saved} B",
             "parameters": f"{parameters} B",
         }
-        for (name, _), layer, (leaving, saved, parameters) in zip(
-            layers.named_children(), found.layers, bytes_of, strict=True
-        )
+        for (name, leaving, saved, parameters), layer in zip(found.layers, found.profile.layers, strict=True)
     ]
-    model_section = {"batch_size": options["batch"], "input": f"{x.nbytes} B", "layers": rows}
-    return {"model": model_section, **_common(found, training)}
-
-
-def _load(model: str) -> nn.Sequential:
-    """What a user's factory makes."""
-    from torch import nn
-
-    name, _, factory = model.partition(":")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        made = getattr(importlib.import_module(name), factory)()
-    except (ImportError, AttributeError) as error:
-        raise ScenarioError(f"{model}: {error}") from None
-    if not isinstance(made, nn.Sequential) or not len(made):
-        raise ScenarioError(f"{model} makes a {type(made).__name__}: expected an nn.Sequential of at least one layer")
-    return made
+    section = {"batch_size": options["batch"], "input": f"{found.input_bytes} B", "layers": layers}
+    return {"model": section, **_common(found.profile, training)}
 
 
 def rows(content: Mapping[str, Any]) -> list[tuple[str, ...]]:

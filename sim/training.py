@@ -26,12 +26,16 @@ MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """Optimizer, number format and hyper-parameters. bf16 means bf16 weights and gradients with fp32 master weights."""
+    """Optimizer, number format and hyper-parameters. bf16 means bf16 weights and gradients with fp32 master weights.
+
+    ``task`` names the data of a real run; empty: noise.
+    """
 
     optimizer: Optimizer = "momentum"
     dtype: Dtype = "fp32"
     learning_rate: float = 0.01
     momentum: float = 0.9
+    task: str = ""
 
     @property
     def weight_bytes(self) -> int:

@@ -22,6 +22,13 @@ def fingerprint(device: str = "cpu") -> dict[str, str]:
     return found
 
 
+def has_cuda() -> bool:
+    """Whether there is a GPU that PyTorch can use."""
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
 def cpu() -> str:
     """The name of the processor model."""
     try:

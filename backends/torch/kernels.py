@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from backends.torch.data import initial, inputs, targets
+from backends.torch.data import Batches, initial, inputs
 from backends.torch.job import Arrays, Done, Job
 from backends.torch.live_bytes import LiveBytes
 from backends.torch.stage import Stage
@@ -39,6 +39,7 @@ class Kernels:
         self.where = torch.device("cpu")
         if job.accelerator == "cuda":
             self.where = torch.device("cuda", job.devices.index(devices[0]) % torch.cuda.device_count())
+        self._batches = Batches(job.architecture, job.training.task, job.seed, job.samples, self._dtype)
         self._mail: dict[Name, Tensor] = {}
         self._kept: dict[tuple[int, int, int], Arrays] = {}
         self._losses: dict[tuple[int, int], float] = {}
@@ -153,13 +154,13 @@ class Kernels:
             arrived = self._mail.pop((OpKind.SEND_ACTIVATION, stage - 1, micro_batch, self._pipeline(replica)))
             arrived.requires_grad_()
         else:
-            arrived = inputs(job.architecture, job.seed, number, job.samples, self._dtype).to(self.where)
+            arrived = self._batches.inputs(number).to(self.where)
         weights = self._weights(OpKind.FORWARD, stage, micro_batch, replica, version)
         if stage < self._shape.stages - 1:
             output = at.forward(micro_batch, arrived, weights, None)
             self._mail[OpKind.SEND_ACTIVATION, stage, micro_batch, self._pipeline(replica)] = output
         else:
-            target = targets(job.architecture, job.seed, number, job.samples).to(self.where)
+            target = self._batches.targets(number).to(self.where)
             loss = at.forward(
                 micro_batch, arrived, weights, lambda out: cross_entropy(out, target, reduction="sum") / job.batch
             )
