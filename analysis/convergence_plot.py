@@ -1,0 +1,52 @@
+"""Loss against steps and against cluster time: a line for each method, its seeds as a band."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.convergence import Column, Method, smoothed
+from analysis.text import unit_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#785EF0", "#000000")
+"""Okabe and Ito's, and one more: colour-blind readers tell them apart."""
+DASHES = ("-", "--", "-.", ":")
+
+
+def plot(methods: Sequence[Method], file: Path, title: str) -> None:
+    """Write the chart; the format is that of the file's ending."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    by_steps, by_time = figure.subplots(1, 2, sharey=True)
+    longest_s = max(float(run.seconds[-1]) for method in methods for run in method.runs)
+    per_s, unit = unit_of(longest_s)
+    for number, method in enumerate(methods):
+        losses = np.stack([smoothed(run.losses) for run in method.runs])
+        seconds = np.median([run.seconds for run in method.runs], axis=0)
+        steps = np.arange(1, losses.shape[1] + 1) / losses.shape[1]
+        style = COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
+        _draw(by_steps, 100 * steps, losses, f"{method.name} (rate {method.learning_rate:g})", style)
+        _draw(by_time, seconds * per_s, losses, "", style)
+    by_steps.set_xlabel("samples seen (%)")
+    by_steps.set_ylabel("training loss, mean of 20 steps")
+    by_steps.set_yscale("log")
+    by_time.set_xlabel(f"time on the simulated cluster ({unit})")
+    for axes in (by_steps, by_time):
+        axes.grid(alpha=0.25)
+        axes.set_xlim(left=0)
+    figure.suptitle(f"{title}: median over {len(methods[0].runs)} seeds, the band from the least to the most")
+    figure.legend(loc="outside lower center", ncols=min(len(methods), 4), frameon=False, fontsize="small")
+    figure.savefig(file, dpi=140)
+
+
+def _draw(axes: Axes, x: Column, losses: Column, label: str, style: tuple[str, str]) -> None:
+    colour, dash = style
+    axes.plot(x, np.median(losses, axis=0), color=colour, linestyle=dash, label=label or None, linewidth=1.6)
+    axes.fill_between(x, losses.min(axis=0), losses.max(axis=0), color=colour, alpha=0.15, linewidth=0)
