@@ -18,7 +18,8 @@ from sim.model import DTYPE_BYTES, LayerTable
 from sim.training import Optimizer, Training
 
 if TYPE_CHECKING:
-    from backends.torch.profiler import Device, Profile
+    from backends.torch.job import Accelerator
+    from backends.torch.profiler import Profile
 
 COLUMNS = ("layer", "forward (ms)", "input gradient (ms)", "weight gradient (ms)")
 
@@ -98,7 +99,7 @@ def analytic(model: str, batch: int) -> dict[str, Any]:
 def _shipped(model: str, options: Mapping[str, Any], training: Training) -> dict[str, Any]:
     from backends.torch.profiler import profile_shipped
 
-    device = cast("Device", options["device"])
+    device = cast("Accelerator", options["device"])
     found = profile_shipped(shipped_architecture(model), options["batch"], training, options["repeats"], device)
     return content(model, options["batch"], training, found, shipped_table(model))
 
@@ -128,7 +129,7 @@ def _own(model: str, options: Mapping[str, Any], training: Training) -> dict[str
     """A module of the user's as the ``model:`` of a scenario, every child of its a layer."""
     from backends.torch.own_model import profile_own
 
-    sample, device = tuple(int(part) for part in options["input"].split(",")), cast("Device", options["device"])
+    sample, device = tuple(int(part) for part in options["input"].split(",")), cast("Accelerator", options["device"])
     found = profile_own(model, sample, options["batch"], training, options["repeats"], device)
     layers = [
         {

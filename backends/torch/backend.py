@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.torch import crew
-from backends.torch.fingerprint import cpu
-from backends.torch.job import Arithmetic, Done, Job
+from backends.torch.fingerprint import cpu, gpus
+from backends.torch.job import Accelerator, Arithmetic, Done, Job
 from backends.torch.refusals import accept
 from sim.binding import Binding
 from sim.engine.allocator import Allocator
@@ -47,6 +47,7 @@ def run(
     seed: int = 0,
     *,
     arithmetic: Arithmetic = "float32",
+    accelerator: Accelerator = "cpu",
     keep_gradients: bool = False,
     count_memory: bool = False,
     oversubscribe: bool = False,
@@ -55,18 +56,18 @@ def run(
 ) -> Outcome:
     """Train for the mini-batches of the plan.
 
-    Weights, inputs and targets are drawn from the seed. ``arithmetic`` float64 is for comparing gradients,
-    ``oversubscribe`` lets several compute lanes of a device share its core. ``patience_s`` is how long nothing may move
-    before the run counts as hung; ``on_start`` is told the process id of each device when all start.
+    Weights, inputs and targets are drawn from the seed. ``arithmetic`` float64 is for comparing gradients;
+    ``oversubscribe`` lets several compute lanes of a device share its core; on ``cuda`` each has a stream. For
+    ``patience_s`` nothing may move before a run counts as hung; ``on_start`` is told the process id of each device.
 
     Raises
     ------
     UnsupportedPlan, OutOfMemory : of the plan.
     BackendFailure : a worker raised, died or hung; none is left.
     """
-    schedule = accept(plan, binding, oversubscribe)
+    schedule = accept(plan, binding, oversubscribe or accelerator == "cuda")
     memory = Allocator(binding, plan.events, len(schedule), lambda op: str(schedule.id(op)))
-    job = job_of(plan, binding, seed, arithmetic, keep_gradients, count_memory)
+    job = job_of(plan, binding, seed, arithmetic, accelerator, keep_gradients, count_memory)
     start_s, end_s, done, version = crew.work(job, binding.devices, patience_s, on_start)
     _hold_channels(schedule, start_s, end_s)
     _play(memory, start_s, end_s)
@@ -80,6 +81,7 @@ def job_of(
     binding: Binding,
     seed: int,
     arithmetic: Arithmetic,
+    accelerator: Accelerator = "cpu",
     keep_gradients: bool = False,
     count_memory: bool = False,
 ) -> Job:
@@ -98,6 +100,7 @@ def job_of(
         samples=int(binding.samples) // (shape.micro_batches * shape.replicas),
         batch=int(binding.samples),
         arithmetic=arithmetic,
+        accelerator=accelerator,
         buckets=1 + int(schedule.ops["part"].max(initial=-1)) or 1,
         checkpoints=plan.checkpoints,
         keep_gradients=keep_gradients,
@@ -139,4 +142,6 @@ def _hardware(job: Job, binding: Binding, version: str) -> dict[str, Any]:
         "transport": "gloo",
         "arithmetic": job.arithmetic,
     }
+    if job.accelerator == "cuda":
+        hardware |= {"accelerator": gpus(len(job.devices)), "transport": "gloo through the memory of the host"}
     return {"hardware": hardware, "links": links, "peak_flops_per_s": [0.0] * len(binding.devices)}

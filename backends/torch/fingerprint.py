@@ -29,6 +29,15 @@ def has_cuda() -> bool:
     return bool(torch.cuda.is_available())
 
 
+def gpus(ranks: int) -> str:
+    """The GPUs that so many ranks share in turn; several on one are time-sliced, which no cluster is."""
+    import torch
+
+    count = torch.cuda.device_count()
+    shared = f", {ranks} ranks time-sliced" if ranks > count else ""
+    return f"{min(ranks, count)} × {torch.cuda.get_device_name()}{shared}"
+
+
 def cpu() -> str:
     """The name of the processor model."""
     try:

@@ -18,6 +18,8 @@ SENDS = (OpKind.SEND_ACTIVATION, OpKind.SEND_GRADIENT)
 
 Arithmetic = Literal["float32", "float64"]
 
+Accelerator = Literal["cpu", "cuda"]
+
 Arrays = tuple[NDArray[np.floating[Any]], ...]
 """One array per parameter of a stage, in the order of its layers."""
 
@@ -40,7 +42,7 @@ class Job:
     samples: int
     batch: int
     arithmetic: Arithmetic = "float32"
-    accelerator: Literal["cpu", "cuda"] = "cpu"
+    accelerator: Accelerator = "cpu"
     buckets: int = 1
     checkpoints: tuple[tuple[int, ...], ...] = ()
     keep_gradients: bool = False

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from backends.torch.profiler import Device, Profile, profile, sizes
+from backends.torch.job import Accelerator
+from backends.torch.profiler import Profile, profile, sizes
 from sim.errors import ScenarioError
 from sim.training import Training
 
@@ -24,7 +25,7 @@ class OwnProfile(NamedTuple):
 
 
 def profile_own(
-    name: str, sample: tuple[int, ...], batch: int, training: Training, repeats: int, device: Device
+    name: str, sample: tuple[int, ...], batch: int, training: Training, repeats: int, device: Accelerator
 ) -> OwnProfile:
     """Profile what ``module:factory`` makes, on normal noise of ``batch`` samples.
 

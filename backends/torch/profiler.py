@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,14 +22,13 @@ from torch.nn.functional import cross_entropy
 
 from backends.torch.data import initial, inputs, targets
 from backends.torch.fingerprint import fingerprint
+from backends.torch.job import Accelerator
 from backends.torch.pieces import Loss, Piece, Tape, back
 from backends.torch.stage import Stage
 from backends.torch.weights import VersionedWeights
 from sim.architecture import Architecture
 from sim.errors import BackendFailure
 from sim.training import Training
-
-Device = Literal["cpu", "cuda"]
 
 
 class Seconds(NamedTuple):
@@ -70,7 +69,7 @@ def profile(
     training: Training,
     repeats: int = 20,
     warm_up: int = 3,
-    device: Device = "cpu",
+    device: Accelerator = "cpu",
 ) -> Profile:
     """Time ``repeats`` training steps of a classifier on one batch, after ``warm_up`` that do not count."""
     threads = torch.get_num_threads()
@@ -84,7 +83,7 @@ def profile(
 
 
 def profile_shipped(
-    architecture: Architecture, batch: int, training: Training, repeats: int = 20, device: Device = "cpu"
+    architecture: Architecture, batch: int, training: Training, repeats: int = 20, device: Accelerator = "cpu"
 ) -> Profile:
     """`profile` of a shipped model on ``batch`` samples."""
     layers = initial(architecture, 0, torch.float32)
@@ -172,7 +171,9 @@ class _Step(NamedTuple):
 class _Bench:
     """A model, whole and in layers, with a batch to run on."""
 
-    def __init__(self, layers: nn.Sequential, x: Tensor, target: Tensor, training: Training, device: Device) -> None:
+    def __init__(
+        self, layers: nn.Sequential, x: Tensor, target: Tensor, training: Training, device: Accelerator
+    ) -> None:
         self._device = device
         self._layers, self._x, target = layers.to(device), x.to(device), target.to(device)
         self._loss: Loss = lambda output: cross_entropy(output, target)

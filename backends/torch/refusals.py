@@ -11,6 +11,7 @@ import numpy as np
 from backends.torch.job import SENDS, known_on
 from sim.binding import Binding
 from sim.errors import UnsupportedPlan
+from sim.memory.allocators import COUNTING
 from sim.ops import COMPUTE_KINDS, OpKind
 from sim.plan import Plan
 from sim.schedule import Schedule
@@ -28,7 +29,8 @@ def accept(plan: Plan, binding: Binding, oversubscribe: bool = False) -> Schedul
     schedule = plan.work
     if not isinstance(schedule, Schedule):
         raise UnsupportedPlan(f"the order of '{plan.method}' depends on time: use backend simulated")
-    if reasons := [*_machine(), *_model(plan, binding), *_training(plan), *_order(schedule, binding, oversubscribe)]:
+    reasons = [*_machine(), *_memory(binding), *_model(plan, binding), *_training(plan)]
+    if reasons := [*reasons, *_order(schedule, binding, oversubscribe)]:
         raise UnsupportedPlan("\n".join(reasons))
     return schedule
 
@@ -36,6 +38,11 @@ def accept(plan: Plan, binding: Binding, oversubscribe: bool = False) -> Schedul
 def _machine() -> Iterator[str]:
     if importlib.util.find_spec("torch") is None:
         yield "backend torch needs PyTorch: pip install twinrail[torch]"
+
+
+def _memory(binding: Binding) -> Iterator[str]:
+    if binding.allocator != COUNTING:
+        yield f"memory.allocator: {binding.allocator.name} is only simulated: use counting, or backend simulated"
 
 
 def _model(plan: Plan, binding: Binding) -> Iterator[str]:

@@ -33,7 +33,7 @@ def replay(
     UnsupportedPlan : there are no kernels for it.
     """
     schedule = accept(plan, binding, oversubscribe=True)
-    job = job_of(plan, binding, seed, arithmetic, keep_gradients)
+    job = job_of(plan, binding, seed, arithmetic, keep_gradients=keep_gradients)
     kernels = Kernels(job, job.devices)
     for op in _order(trace):
         kind = OpKind(int(schedule.ops["kind"][op]))
