@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from analysis.intervals import union
 from sim.trace import Trace
@@ -23,6 +24,14 @@ class LinkUse:
     bytes: float
     busy_s: float
     utilization: float | None
+
+
+def carried_bytes(flows: NDArray[np.void], start_s: float, end_s: float) -> float:
+    """Bytes carried between two times, those of a flow that crosses one of them in proportion to time."""
+    inside_s = np.minimum(flows["end_s"], end_s) - np.maximum(flows["start_s"], start_s)
+    whole_s = flows["end_s"] - flows["start_s"]
+    lasting = (whole_s > 0) & (inside_s > 0)
+    return float((flows["bytes"][lasting] * inside_s[lasting] / whole_s[lasting]).sum())
 
 
 def compute(trace: Trace) -> tuple[LinkUse, ...]:

@@ -1,4 +1,4 @@
-"""Peak memory of each device, what it consists of, and the op at which it occurs."""
+"""Peak memory of each device, what it consists of and the op at which it occurs; and what the allocator reserved."""
 
 from __future__ import annotations
 
@@ -22,6 +22,42 @@ class Peak:
     by_category: dict[Category, int]
     op: str
     time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """What the allocator of one device held from the driver at most, and what it asked for on the way.
+
+    ``num_device_alloc``, ``num_device_free``: calls that took memory or gave some back; ``num_alloc_retries``: how
+    often all that was cached was given back to try again. ``driver_s``: in calls; ``synchronize_s``: waiting for the
+    device before them. Before the run they take no time.
+    """
+
+    peak_reserved_bytes: int
+    num_device_alloc: int
+    num_device_free: int
+    num_alloc_retries: int
+    driver_s: float
+    synchronize_s: float
+
+
+def reserve(trace: Trace) -> tuple[Reserve | None, ...]:
+    """The reserve of every device of the plan; ``None`` where memory is only counted."""
+    header = trace.header
+    counted = set(header["devices"]) if header["allocator"]["name"] == "counting" else set(header["hosts"])
+    return tuple(None if name in counted else _reserve(trace, k) for k, name in enumerate(header["devices"]))
+
+
+def _reserve(trace: Trace, device: int) -> Reserve:
+    asked = trace.driver[trace.driver["device"] == device]
+    return Reserve(
+        peak_reserved_bytes=int(np.cumsum(asked["bytes"]).max(initial=0)),
+        num_device_alloc=int(asked["mallocs"].sum()),
+        num_device_free=int(asked["frees"].sum()),
+        num_alloc_retries=int(asked["retries"].sum()),
+        driver_s=float((asked["done_s"] - asked["called_s"]).sum()),
+        synchronize_s=float((asked["called_s"] - asked["time_s"]).sum()),
+    )
 
 
 def compute(trace: Trace) -> tuple[Peak, ...]:

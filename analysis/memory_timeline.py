@@ -9,11 +9,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis import pytorch_snapshot
 from sim.memory.buffers import BufferKind
 from sim.memory.caching import Caching
 from sim.memory.replay import replay, the_device
 from sim.memory.rewind import rewind
-from sim.memory.snapshot import Entry, Frames, Snapshot, tag
+from sim.memory.snapshot import Entry, Frames, Snapshot, parse, tag
 from sim.trace import Trace
 
 BEFORE = "before the trace"
@@ -150,7 +151,7 @@ def _segments(snapshot: Snapshot, device: int, trace: Sequence[Entry], to: int) 
 
 
 def of_trace(trace: Trace, device: int = 0) -> Timeline:
-    """The time line of one device of a run."""
+    """The time line of one device of a run; its segments at the peak, where PyTorch's allocator had some."""
     events = trace.memory[trace.memory["device"] == device]
     by_category: dict[str, Column] = {}
     for kind in BufferKind:
@@ -158,5 +159,12 @@ def of_trace(trace: Trace, device: int = 0) -> Timeline:
         if change.any():
             name = str(kind.category)
             by_category[name] = by_category.get(name, np.zeros(len(events))) + np.cumsum(change)
-    total = sum(by_category.values(), np.zeros(len(events)))
-    return Timeline(events["time_s"].astype(np.float64), by_category, None, int(total.argmax()) if len(total) else 0)
+    total, time_s = sum(by_category.values(), np.zeros(len(events))), events["time_s"].astype(np.float64)
+    at_peak, asked = int(total.argmax()) if len(total) else 0, trace.driver[trace.driver["device"] == device]
+    if not len(asked):
+        return Timeline(time_s, by_category, None, at_peak)
+    reserved = np.append(0, np.cumsum(asked["bytes"]))[np.searchsorted(asked["time_s"], time_s, "right")]
+    segments: tuple[MappedSegment, ...] = ()
+    if trace.header["allocator"]["name"] == "caching":
+        segments = of_snapshot(parse(pytorch_snapshot.export(trace)), device).segments
+    return Timeline(time_s, by_category, reserved.astype(np.float64), at_peak, segments)

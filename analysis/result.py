@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from analysis import breakdown, links, memory, occupancy, staleness, steady, usage, why
+from analysis import breakdown, links, memory, occupancy, parameter_server, served_steps, staleness, steady, usage, why
 from analysis.breakdown import DeviceTime
-from analysis.memory import Peak
+from analysis.memory import Peak, Reserve
 from analysis.occupancy import Occupancy
 from analysis.staleness import Staleness, Summary
 from analysis.usage import Usage
@@ -19,8 +19,9 @@ def compute(trace: Trace, scenario: str, name: str) -> dict[str, Any]:
     """The result of a run: JSON types only; ``None`` where a number is unknown or has no meaning.
 
     Times in seconds, memory in bytes. ``bubble``: see `analysis.breakdown.Bubble`; ``staleness``: see
-    `analysis.staleness.Summary`; ``prediction``: its method, and distances (forward, backward) of each stage, planned
-    and realised; ``imbalance``: the most time that an accelerator computes, over their mean.
+    `analysis.staleness.Summary`; what is reserved: see `analysis.memory.Reserve`, ``None`` where memory is only
+    counted; ``prediction``: its method, and distances (forward, backward) of each stage, planned and realised;
+    ``imbalance``: the most time that an accelerator computes, over their mean.
 
     Raises
     ------
@@ -29,7 +30,7 @@ def compute(trace: Trace, scenario: str, name: str) -> dict[str, Any]:
     header, used, measured = trace.header, usage.compute(trace), staleness.compute(trace)
     occupied = occupancy.compute(trace, measured)
     over = steady.compute(trace, measured, occupied)
-    times, peaks = breakdown.compute(trace, used), memory.compute(trace)
+    times, held = breakdown.compute(trace, used), [*zip(memory.compute(trace), memory.reserve(trace), strict=True)]
     return {
         "scenario": scenario,
         "name": name,
@@ -37,6 +38,7 @@ def compute(trace: Trace, scenario: str, name: str) -> dict[str, Any]:
         "weights": header["weights"],
         "backend": header["backend"],
         "seed": header["seed"],
+        "allocator": dict(header["allocator"]),
         "makespan_s": trace.makespan_s,
         "step_time_s": over.step_time_s,
         "steady": over.steady,
@@ -47,10 +49,10 @@ def compute(trace: Trace, scenario: str, name: str) -> dict[str, Any]:
         "bubble": asdict(times.bubble),
         "imbalance": imbalance([device.compute_s for device in times.devices]),
         "devices": [
-            _device(spent, peaks[device]) | _kept(occupied, device)
+            _device(spent, *held[device]) | _kept(occupied, device)
             for device, spent in zip(used.accelerators, times.devices, strict=True)
         ],
-        "hosts": [_device(spent, peaks[host]) for host, spent in zip(used.hosts, times.hosts, strict=True)],
+        "hosts": [_device(spent, *held[host]) for host, spent in zip(used.hosts, times.hosts, strict=True)],
         "links": [asdict(link) for link in links.compute(trace)],
         "staleness": {
             "forward": _summary(measured.forward),
@@ -58,6 +60,7 @@ def compute(trace: Trace, scenario: str, name: str) -> dict[str, Any]:
             "histogram": {"forward": _histogram(measured.forward), "backward": _histogram(measured.backward)},
         },
         "prediction": _prediction(trace, measured),
+        **({"parameter_servers": parameter_server.compute(trace)} if served_steps.has_servers(trace) else {}),
         "partition": [list(stage) for stage in header["partition"]],
         "provenance": header["provenance"],
     }
@@ -73,12 +76,13 @@ def _mfu(used: Usage, step_time_s: float) -> float | None:
     return float(header["flops"]) / (step_time_s * sum(known))
 
 
-def _device(spent: DeviceTime, peak: Peak) -> dict[str, Any]:
+def _device(spent: DeviceTime, peak: Peak, reserve: Reserve | None) -> dict[str, Any]:
     return {
         **asdict(spent),
         "peak_memory_bytes": peak.peak_bytes,
         "peak_memory_op": peak.op or None,
         "memory_by_category": {str(category): size_bytes for category, size_bytes in peak.by_category.items()},
+        **(asdict(reserve) if reserve is not None else dict.fromkeys(Reserve.__dataclass_fields__)),
     }
 
 

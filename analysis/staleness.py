@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis import served_steps
 from analysis.intervals import Times
 from sim.errors import BrokenInvariant
 from sim.ops import OpKind
@@ -66,6 +67,8 @@ def compute(trace: Trace) -> Staleness:
     ------
     BrokenInvariant : an op ran on other weights than its schedule says.
     """
+    if served_steps.has_servers(trace):
+        return _of_servers(trace)
     ops, halves = trace.ops, Halves(trace.ops)
     readers = np.flatnonzero(np.isin(ops["kind"], READERS) & (ops["reads"] >= 0))
     weights = _Weights(trace)
@@ -84,6 +87,27 @@ def compute(trace: Trace) -> Staleness:
         staleness=staleness,
         realised=_realised(trace),
     )
+
+
+def _of_servers(trace: Trace) -> Staleness:
+    """With parameter servers a pass reads what its worker pulled, and is as stale as the stalest part of that."""
+    ops, steps = trace.ops, served_steps.compute(trace)
+    version, applied = np.full(len(ops), -1, np.int64), np.full(len(ops), -1, np.int64)
+    passes = np.flatnonzero((ops["stage"] == 0) & np.isin(ops["kind"], READERS))
+    worst = steps.staleness.argmax(axis=1) if len(steps.worker) else np.empty(0, np.int64)
+    read, stale = (np.take_along_axis(each, worst[:, None], 1)[:, 0] for each in (steps.reads, steps.staleness))
+    count = int(ops["micro_batch"].max(initial=0)) + 1
+    step = np.searchsorted(steps.worker * count + steps.number, _code(ops[passes], count))
+    step = np.minimum(step, max(len(steps.worker) - 1, 0))
+    done = (steps.worker * count + steps.number)[step] == _code(ops[passes], count)
+    version[passes[done]], applied[passes[done]] = read[step[done]], (read + stale)[step[done]]
+    staleness = np.where(applied >= 0, applied - version, -1)
+    forward, backward = (_summary(trace, staleness, kinds) for kinds in (FORWARD_KINDS, BACKWARD_KINDS))
+    return Staleness(forward, backward, version, applied, staleness, None)
+
+
+def _code(ops: NDArray[np.void], count: int) -> IntColumn:
+    return ops["replica"].astype(np.int64) * count + ops["micro_batch"]
 
 
 class _Weights:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis import occupancy, staleness
+from analysis import occupancy, parameter_server, served_steps, staleness
 from analysis.intervals import Times
 from analysis.occupancy import Occupancy
 from analysis.staleness import Staleness
@@ -45,6 +45,8 @@ def compute(trace: Trace, measured: Staleness | None = None, occupied: Occupancy
     method flushes after every mini-batch, so every one counts. An asynchronous one warms up and cools down for as many
     mini-batches as it keeps in flight at stage 0.
     """
+    if served_steps.has_servers(trace):
+        return _of_servers(trace)
     measured = measured or staleness.compute(trace)
     occupied = occupied or occupancy.compute(trace, measured)
     done_s, count = _completions(trace), trace.shape.mini_batches
@@ -66,6 +68,25 @@ def compute(trace: Trace, measured: Staleness | None = None, occupied: Occupancy
         end_s=end_s,
         samples_per_s=samples / step_s if step_s else None,
         overall_samples_per_s=samples * count / trace.makespan_s if trace.makespan_s else None,
+    )
+
+
+def _of_servers(trace: Trace) -> Steady:
+    """With parameter servers the step time is that of a worker, and each step makes its own samples."""
+    steps, count = served_steps.compute(trace), trace.shape.mini_batches
+    found, samples = parameter_server.window(steps), float(trace.header["samples"])
+    rate = found.steps_per_s
+    overall = len(steps.done_s) / trace.makespan_s if trace.makespan_s else None
+    rate_or_overall = overall if rate is None else rate
+    return Steady(
+        step_time_s=trace.header["parameter_servers"]["workers"] / rate_or_overall if rate_or_overall else 0.0,
+        steady=rate is not None,
+        first=0,
+        last=count - 1,
+        start_s=found.start_s if rate is not None else 0.0,
+        end_s=found.end_s if rate is not None else trace.makespan_s,
+        samples_per_s=samples * rate_or_overall if rate_or_overall else None,
+        overall_samples_per_s=samples * overall if overall else None,
     )
 
 

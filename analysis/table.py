@@ -26,6 +26,11 @@ COLUMNS = (
 )
 """``comm`` is exposed communication; copies (+ predicted ones), in-flight, peak: of each GPU where they differ."""
 
+RESERVED = ("reserved GiB", "mallocs/retries", "driver %")
+"""After the peak, where memory is more than counted: what was reserved at most; of all GPUs the calls that took memory
+from the driver, and how often all was given back to try again; the time in the driver and waiting for it."""
+_BEFORE = COLUMNS.index("MFU")
+
 
 def rows(results: Sequence[Result]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Columns, and a row of text for each result.
@@ -34,7 +39,11 @@ def rows(results: Sequence[Result]) -> tuple[tuple[str, ...], list[tuple[str, ..
     shares are means over the accelerators; staleness is the steady value of the stage with the most.
     """
     single, parallel = (_throughput_of(results, method) for method in ("single", "data_parallel"))
-    return COLUMNS, [_row(result, single, parallel) for result in results]
+    found = [_row(result, single, parallel) for result in results]
+    if all(result["allocator"]["name"] == "counting" for result in results):
+        return COLUMNS, found
+    more = [(*row[:_BEFORE], *_reserved(result), *row[_BEFORE:]) for row, result in zip(found, results, strict=True)]
+    return (*COLUMNS[:_BEFORE], *RESERVED, *COLUMNS[_BEFORE:]), more
 
 
 def _row(result: Result, single: float | None, parallel: float | None) -> tuple[str, ...]:
@@ -52,6 +61,18 @@ def _row(result: Result, single: float | None, parallel: float | None) -> tuple[
         _per_gpu([significant(device["peak_memory_bytes"] / 2**30) for device in devices]),
         _percent(result["mfu"]),
         result["why"],
+    )
+
+
+def _reserved(result: Result) -> tuple[str, ...]:
+    devices = result["devices"]
+    if result["allocator"]["name"] == "counting":
+        return (NONE,) * len(RESERVED)
+    waited_s = sum(device["driver_s"] + device["synchronize_s"] for device in devices)
+    return (
+        _per_gpu([significant(device["peak_reserved_bytes"] / 2**30) for device in devices]),
+        "/".join(str(sum(device[name] for device in devices)) for name in ("num_device_alloc", "num_alloc_retries")),
+        percent(waited_s / (len(devices) * result["makespan_s"])) if result["makespan_s"] else NONE,
     )
 
 

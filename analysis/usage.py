@@ -42,8 +42,9 @@ class Usage:
         return self.spans(np.concatenate([self.compute[device], self.moving[device]]))
 
     def spans(self, ops: IntColumn) -> Spans:
-        """When at least one of some ops runs."""
-        return union(self.trace.start_s[ops], self.trace.end_s[ops])
+        """When at least one of some ops works: it waits for its memory before and after."""
+        start_s, end_s = self.trace.working_s
+        return union(start_s[ops], end_s[ops])
 
 
 def compute(trace: Trace) -> Usage:

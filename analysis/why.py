@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from analysis import steady, usage
 from analysis.intervals import union
+from analysis.links import carried_bytes
 from analysis.steady import Steady
 from analysis.text import percent
 from analysis.usage import Usage
@@ -111,16 +111,8 @@ def _links(trace: Trace, start_s: float, end_s: float) -> list[Busy]:
         if figures["kind"] == "latency" or not math.isfinite(figures["bytes_per_s"]):
             continue
         if figures["kind"] == "fair_share":  # another link may slow its flows: their bytes tell what they take of it
-            busy_s = _bytes(flows, start_s, end_s) / figures["bytes_per_s"]
+            busy_s = carried_bytes(flows, start_s, end_s) / figures["bytes_per_s"]
         else:
             busy_s = union(flows["start_s"], flows["end_s"]).within(start_s, end_s).length_s
         found.append(Busy(busy_s, f"link {figures['name']}", "{1} is {0} busy"))
     return found
-
-
-def _bytes(flows: NDArray[np.void], start_s: float, end_s: float) -> float:
-    """Bytes carried between two times, those of a flow that crosses one of them in proportion to time."""
-    inside_s = np.minimum(flows["end_s"], end_s) - np.maximum(flows["start_s"], start_s)
-    whole_s = flows["end_s"] - flows["start_s"]
-    lasting = (whole_s > 0) & (inside_s > 0)
-    return float((flows["bytes"][lasting] * inside_s[lasting] / whole_s[lasting]).sum())

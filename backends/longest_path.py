@@ -17,7 +17,7 @@ from sim.longest_path import latest_ends, times
 from sim.memory.buffers import EVENTS
 from sim.ops import OpKind
 from sim.plan import Plan
-from sim.recording import MOVING_KINDS, memory_columns, record
+from sim.recording import MOVING_KINDS, Tables, memory_columns, record
 from sim.schedule import IntColumn, Schedule
 from sim.trace import Trace
 
@@ -35,8 +35,8 @@ class LongestPath:
         schedule = _schedule(plan, binding)
         start, end = (np.array(column) for column in times(schedule, seconds_column(schedule, binding)))
         events = np.empty(0, EVENTS) if plan.events is None else plan.events
-        memory = memory_columns(binding, events, start, end)
-        _refuse_overflow(binding, memory)
+        memory = Tables(memory_columns(binding, schedule, events, start, end))
+        _refuse_overflow(binding, memory.events)
         columns = schedule.ops, schedule.lanes, schedule.order
         header = {"backend": self.name, "seed": seed, "hardware": "simulated"}
         return record(plan, binding, columns, start, end, memory, header)
@@ -71,6 +71,8 @@ def _schedule(plan: Plan, binding: Binding) -> Schedule:
     """The schedule of a plan that does not contend."""
     if not isinstance(plan.work, Schedule):
         raise UnsupportedPlan(f"the order of '{plan.method}' depends on time: use backend simulated")
+    if binding.allocator.name != "counting":
+        raise UnsupportedPlan(f"memory.allocator: {binding.allocator.name} takes time: use backend simulated")
     _refuse_contention(plan.work, binding)
     return plan.work
 

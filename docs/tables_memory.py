@@ -9,11 +9,17 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from analysis import result
+from backends.base import load
 from docs.tables import fill, markdown
 from scenarios.checkpoint_subject import Subject, of_model
+from scenarios.compose import compose
+from scenarios.load import load_document, shipped
+from scenarios.run_folder import point_name, read_points
 from sim.checkpointing import pytorch, rotor, solvers
 from sim.checkpointing.objectives import one_segment, peak
 from sim.checkpointing.plan import Plan, of_checkpoints
@@ -133,8 +139,28 @@ def sweep(model: str, batches: Sequence[int] = BATCHES, sides: Sequence[int] = S
     return markdown(["batch", *(f"{side}²" for side in sides)], rows)
 
 
+def fragmentation() -> str:
+    """The allocators of `fragmentation.yaml` on its fullest GPU, in its memory and in as much as they like."""
+    rows = []
+    for point in read_points(load_document(shipped("library")["fragmentation"])):
+        plan, binding = compose(point.scenario, point.document)
+        free = replace(binding, capacity_bytes=(None,) * len(binding.devices))
+        here, roomy = (result.compute(load("simulated").execute(plan, each), "", "") for each in (binding, free))
+        first, most = here["devices"][0], roomy["devices"][0]["peak_reserved_bytes"]
+        cells = [point_name(point), f"{here['samples_per_s']:.1f}", f"{first['peak_memory_bytes'] / GIB:.2f}"]
+        if most is None:
+            rows.append([*cells, *("–" for _ in range(6))])
+            continue
+        cells += [f"{first['peak_reserved_bytes'] / GIB:.2f}", f"{most / GIB:.2f}"]
+        cells += [str(first[key]) for key in ("num_device_alloc", "num_alloc_retries")]
+        rows.append([*cells, *(f"{1e3 * first[key]:.0f}" for key in ("driver_s", "synchronize_s"))])
+    columns = ["allocator", "samples/s", "allocated", "reserved", "reserved, no limit", "mallocs", "retries"]
+    return markdown([*columns, "driver, ms", "waiting, ms"], rows)
+
+
 QUICK: dict[str, Callable[[], str]] = {
     "memory-published": published,
+    "memory-fragmentation": fragmentation,
     "memory-sweep-resnet50": partial(sweep, "resnet50"),
     "memory-sweep-vgg16": partial(sweep, "vgg16"),
 }

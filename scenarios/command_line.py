@@ -13,6 +13,8 @@ import typer
 from sim.errors import ScenarioError, TwinrailError
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from scenarios.document import Document
     from scenarios.points import Point
     from scenarios.run_folder import Outcome
@@ -28,6 +30,10 @@ app = typer.Typer(
 
 memory = typer.Typer(help="PyTorch's memory snapshots: replay and draw them.", no_args_is_help=True)
 app.add_typer(memory, name="memory")
+queue = typer.Typer(help="Parameter servers as queueing networks.", no_args_is_help=True)
+app.add_typer(queue, name="queue")
+packets = typer.Typer(help="Demands of parameter servers from captured packets.", no_args_is_help=True)
+app.add_typer(packets, name="packets")
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="a scenario; - is standard input")]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="change one value; may be repeated")]
@@ -106,6 +112,8 @@ def _execute(document: Document, points: Sequence[Point], out: Path | None, json
     """Run the points, print them, and write the run folder where one is wanted."""
     from scenarios import run_folder
 
+    if "converge" in document.data:
+        raise ScenarioError("this scenario is an experiment: use 'twinrail converge', or write --set converge=null")
     name = str(document.data.get("name", "run"))
     outcomes = _with_progress(points, name)
     folder = out or (None if json else Path("runs") / run_folder.file_name(name))
@@ -121,23 +129,34 @@ def _execute(document: Document, points: Sequence[Point], out: Path | None, json
 
 
 def _with_progress(points: Sequence[Point], scenario: str) -> list[Outcome]:
-    """Run the points under a progress bar with an ETA, on a terminal only."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
+    """Run the points under a progress bar."""
     from scenarios.run_folder import run_all
 
-    console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with _progress() as progress:
         task = progress.add_task(scenario, total=len(points))
         return run_all(points, scenario, lambda _: progress.advance(task))
 
 
-def _table(outcomes: Sequence[Outcome]) -> str:
-    from analysis import table
+def _progress() -> Progress:
+    """A bar with an ETA, on a terminal only."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    return _render(*table.rows([outcome.result for outcome in outcomes]))
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _table(outcomes: Sequence[Outcome]) -> str:
+    """Runs with parameter servers have a table of their own; one by itself also says who does what."""
+    from analysis import server_table, table
+
+    results = [outcome.result for outcome in outcomes]
+    served = [result for result in results if "parameter_servers" in result]
+    tables = [] if len(served) == len(results) else [table.rows(results)]
+    tables += [server_table.rows(served)] if served else []
+    tables += [server_table.details(served[0])] if len(results) == len(served) == 1 else []
+    return "\n".join(_render(*each) for each in tables)
 
 
 def _render(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -280,6 +299,135 @@ def memory_plot(
     typer.echo(f"{out} written", err=True)
 
 
+@_command("solve", queue)
+def queue_solve(
+    network: Annotated[str, typer.Argument(metavar="NETWORK", help="population and stations; - is standard input")],
+    json: Json = False,
+) -> None:
+    """Solve a closed queueing network: throughput, response, queues and bounds."""
+    from scenarios import queue_command
+    from scenarios.run_folder import to_json
+
+    result = queue_command.solve_file(network)
+    if json:
+        typer.echo(to_json(result), nl=False)
+        return
+    typer.echo(_render(queue_command.COLUMNS, queue_command.rows(result)), nl=False)
+    typer.echo(queue_command.summary(result), nl=False)
+
+
+@_command("fit", queue)
+def queue_fit(
+    series: Annotated[Path, typer.Argument(metavar="SERIES.csv", help="columns workers, steps_per_s and group keys")],
+    upto: Annotated[int | None, typer.Option(min=1, metavar="W", help="fit no more workers; all unless said")] = None,
+    predict: Annotated[int | None, typer.Option(metavar="W", help="predict up to; twice as many unless said")] = None,
+    steps: Annotated[
+        Path | None, typer.Option(metavar="STEPS.csv", help="phases of one worker's steps, to simulate more of it")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Find a server's demands in measured throughput, and predict it with more workers."""
+    from scenarios import queue_fit_command
+    from scenarios.run_folder import to_json
+
+    result = queue_fit_command.fit_series(series, upto, predict, steps)
+    if json:
+        typer.echo(to_json(result), nl=False)
+        return
+    typer.echo(_render(*queue_fit_command.rows(result)), nl=False)
+    typer.echo(queue_fit_command.summary(result), nl=False)
+
+
+@_command("snapshot", memory)
+def memory_snapshot(
+    file: Annotated[Path, typer.Argument(metavar="TRACE", help="the trace of a run with allocator: caching (.npz)")],
+    out: Annotated[str, typer.Option("--out", metavar="FILE", help="the snapshot")] = "snapshot.pickle",
+) -> None:
+    """Write a simulated run as a snapshot that PyTorch's memory viewer (pytorch.org/memory_viz) opens."""
+    from scenarios import memory_command
+
+    memory_command.write_snapshot(file, Path(out))
+    typer.echo(f"{out} written", err=True)
+
+
+@_command("read", packets)
+def packets_read(
+    capture: Annotated[str, typer.Argument(metavar="CAPTURE", help="pcap or pcapng; - is standard input")],
+    server: Annotated[list[str] | None, typer.Option(metavar="HOST:PORT", help="a server; may be repeated")] = None,
+    model_bytes: Annotated[int | None, typer.Option(metavar="N", help="what a step loads, as far as known")] = None,
+    compute: Annotated[str | None, typer.Option(metavar="TIME", help="what a step computes, as far as known")] = None,
+    each_connection: Annotated[
+        bool, typer.Option("--each-connection", help="every connection is a worker, not every address")
+    ] = False,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="draw the time line there")] = None,
+    yaml: Annotated[str | None, typer.Option(metavar="FILE", help="write a scenario with the demands")] = None,
+    json: Json = False,
+) -> None:
+    """Steps of every worker and demands of every server from a capture."""
+    from scenarios import packets_command
+    from scenarios.run_folder import to_json
+
+    options = {"model_bytes": model_bytes, "compute": compute, "yaml": yaml}
+    with _progress() as progress:
+        size = Path(capture).stat().st_size if Path(capture).is_file() else None
+        task = progress.add_task(Path(capture).name, total=size)
+        result = packets_command.read_file(
+            capture, server or (), options, each_connection, out, lambda more: progress.advance(task, more)
+        )
+    if json:
+        typer.echo(to_json(result), nl=False)
+        return
+    typer.echo(_render(packets_command.WORKER_COLUMNS, packets_command.worker_rows(result)), nl=False)
+    typer.echo(_render(packets_command.SERVER_COLUMNS, packets_command.server_rows(result)), nl=False)
+    typer.echo(packets_command.summary(result), nl=False)
+
+
+@_command("capture", packets)
+def packets_capture(
+    file: File,
+    sets: Sets = None,
+    port: Annotated[int | None, typer.Option(help="of the servers; 2222 unless said")] = None,
+    interface: Annotated[str | None, typer.Option(help="any unless said")] = None,
+    node: Annotated[str | None, typer.Option(metavar="NAME", help="one node of the scenario")] = None,
+    start: Annotated[bool, typer.Option("--run", help="start it here; needs --node")] = False,
+    json: Json = False,
+) -> None:
+    """Print the command that captures the packets of a scenario, for each node."""
+    from scenarios import packets_command
+    from scenarios.run_folder import to_json
+
+    if start and node is None:
+        raise ScenarioError("--run: which node is this? expected --node NAME")
+    options = {"port": port, "interface": interface, "node": node}
+    found = packets_command.commands(_document(file, sets), options)
+    if json:
+        typer.echo(to_json(found), nl=False)
+    else:
+        for name, command in found.items():
+            typer.echo(f"{name}: {packets_command.line(command)}")
+    if start and node is not None:
+        packets_command.capture(found[node])
+
+
+@_command("synthesize", packets)
+def packets_synthesize(
+    file: File,
+    out: Annotated[str, typer.Option("--out", metavar="FILE.pcap", help="where to write")],
+    sets: Sets = None,
+    segment: Annotated[int | None, typer.Option(metavar="BYTES", help="payload of a packet; 1448 unless said")] = None,
+    json: Json = False,
+) -> None:
+    """Write the capture that a simulated run would have produced."""
+    from scenarios import packets_command
+    from scenarios.run_folder import to_json
+
+    result = packets_command.synthesize(_document(file, sets), {"out": out, "segment": segment})
+    if json:
+        typer.echo(to_json(result), nl=False)
+        return
+    typer.echo(f"{out}: {result['packets']:,} packets; read it with\n{result['read_with']}")
+
+
 @_command("checkpoint")
 def checkpoint(
     model: Annotated[
@@ -317,6 +465,98 @@ def checkpoint(
     if compare:
         typer.echo(_render(checkpoint_command.COLUMNS, checkpoint_command.rows(result)), nl=False)
     typer.echo(checkpoint_command.summary(result), nl=False)
+
+
+@_command("profile")
+def profile(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="a shipped model, or your module:factory")],
+    batch: Annotated[int, typer.Option(help="samples measured at once: the micro-batch of what is to be run")] = 32,
+    optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw")] = "momentum",
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    repeats: Annotated[int, typer.Option(help="steps that count, after three that warm up")] = 20,
+    link: Annotated[bool, typer.Option("--link", help="also time messages between two processes")] = False,
+    analytic: Annotated[bool, typer.Option("--analytic", help="flops and bytes only, without running")] = False,
+    input_: Annotated[str | None, typer.Option("--input", metavar="3,224,224", help="of your own: one sample")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="for 'model.measured' of a scenario")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Measure what the layers of a model take on this machine."""
+    from scenarios import profile_command
+    from scenarios.run_folder import to_json
+
+    options = {"batch": batch, "optimizer": optimizer, "device": device, "repeats": repeats, "link": link}
+    found = profile_command.profile(model, {**options, "analytic": analytic, "input": input_})
+    if out is not None:
+        profile_command.write(out, found)
+    if json or analytic:
+        typer.echo(to_json(found), nl=False)
+    else:
+        typer.echo(_render(profile_command.COLUMNS, profile_command.rows(found)), nl=False)
+
+
+@_command("validate")
+def validate(
+    file: File,
+    sets: Sets = None,
+    out: Out = None,
+    repeats: Annotated[int, typer.Option(min=1, help="runs of each point")] = 5,
+    oversubscribe: Annotated[
+        bool, typer.Option("--allow-oversubscribe", help="let lanes of a device share one core")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Profile, simulate, execute and compare: how far is the prediction from this machine?"""
+    from scenarios import run_folder, validation
+
+    document = _document(file, sets)
+    points, name = run_folder.read_points(document), str(document.data.get("name", "run"))
+    folder = out or Path("runs") / f"{run_folder.file_name(name)}-validation"
+    with run_folder.writing(folder), _progress() as progress:
+        task = progress.add_task(name, total=validation.steps(points, repeats))
+        found = validation.validate(
+            points, folder, repeats, oversubscribe, lambda what: progress.update(task, advance=1, description=what)
+        )
+    tables = {each.name: _render(validation.COLUMNS, validation.rows(each)) for each in found}
+    validation.write(folder, document, found, tables)
+    if json:
+        typer.echo(run_folder.to_json(validation.as_json(found)), nl=False)
+        return
+    for each in found:
+        typer.echo(f"{each.name}: {each.verdict}{tables[each.name]}", nl=False)
+    typer.echo(f"{folder}: validation.json, profiles, traces and charts of both rails", err=True)
+
+
+@_command("converge")
+def converge(
+    file: File,
+    sets: Sets = None,
+    out: Out = None,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="trainings at once, one core each")] = 1,
+    json: Json = False,
+) -> None:
+    """Train every point of a scenario in the order of its simulation: what do methods learn in cluster time?"""
+    from scenarios import converge_command, run_folder
+
+    document = _document(file, sets)
+    points, name = run_folder.read_points(document), str(document.data.get("name", "run"))
+    wanted = converge_command.check(points)
+    with _progress() as progress:
+        task = progress.add_task(name, total=len(converge_command.cases(points, wanted)))
+        found = converge_command.converge(points, wanted, jobs, lambda: progress.advance(task))
+    tables = {"methods": _render(converge_command.COLUMNS, converge_command.rows(found))}
+    if found.prediction:
+        rows = converge_command.prediction_rows(found)
+        tables["prediction"] = _render(converge_command.PREDICTION_COLUMNS, rows)
+    folder = out or (None if json else Path("runs") / f"{run_folder.file_name(name)}-converge")
+    if folder is not None:
+        converge_command.write(folder, document, found, tables)
+    if json:
+        typer.echo(run_folder.to_json(converge_command.as_json(found)), nl=False)
+        return
+    typer.echo("".join(tables.values()), nl=False)
+    typer.echo(f"{folder}: converge.json, converge.png, every loss", err=True)
 
 
 @_command("init")

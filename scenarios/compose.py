@@ -9,16 +9,21 @@ from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 from scenarios import schedule_csv
+from scenarios.architecture import shipped_architecture
 from scenarios.document import Document
 from scenarios.hardware import build_cluster
+from scenarios.parameter_servers import compose_servers
 from scenarios.profiles import build_profile
-from scenarios.schema import Scenario
+from scenarios.schema import Memory, Scenario
 from sim import pipedream_partitioner
 from sim.antichains import chain_states
 from sim.binding import Binding, Figures, bind
 from sim.checkpointing import solvers
 from sim.cluster import Cluster
 from sim.errors import Fault, ScenarioError, UnsupportedPlan
+from sim.memory.allocators import Allocation
+from sim.memory.driver import GIB, DriverCosts
+from sim.memory.settings import RULES, parse_settings
 from sim.model import ModelProfile
 from sim.partition import Partition, at_cuts, balanced
 from sim.passes import buffers, rematerialize, transfers, weight_versions
@@ -57,6 +62,9 @@ def compose(scenario: Scenario, document: Document, instead: Mapping[str, int] |
 def _compose(scenario: Scenario, document: Document, instead: Mapping[str, int]) -> Composed:
     cluster = build_cluster(scenario.cluster)
     keys = {**planner_keys(scenario, cluster), **instead}
+    if scenario.schedule.name == "parameter_server":
+        _refuse_weights(scenario)
+        return _composed(scenario, *compose_servers(scenario, document, cluster, keys, _provenance))
     work, recorded = _work(scenario, document, keys)
     shape = work.shape
     devices = _devices(scenario, cluster, work)
@@ -64,8 +72,9 @@ def _compose(scenario: Scenario, document: Document, instead: Mapping[str, int])
     profile = build_profile(scenario, document, cluster, shape.stages, per_micro_batch)
     partition = _partition(scenario, profile, work, cluster, devices)
     _check_buckets(keys, profile)
+    checkpoints = _checkpoints(scenario, profile, partition)
     training = Training(**scenario.training.model_dump())
-    uniform, capacity = scenario.model.uniform, scenario.memory.capacity
+    uniform, capacity, allocator = scenario.model.uniform, scenario.memory.capacity, _allocation(scenario.memory)
     binding = bind(
         work,
         Figures(
@@ -79,9 +88,10 @@ def _compose(scenario: Scenario, document: Document, instead: Mapping[str, int])
             update_s=(uniform.update or 0.0) if uniform else None,
             pair_s=uniform.forward_backward if uniform else None,
             buckets=int(keys.get("buckets", 1)),
-            checkpoints=_checkpoints(scenario, profile, partition),
+            checkpoints=checkpoints,
             server=work.server if isinstance(work, Program) else None,
-            provenance=_provenance(profile, cluster, training) | recorded,
+            provenance=_provenance(profile, cluster, training) | _allocator_provenance(allocator) | recorded,
+            allocator=allocator,
         ),
     )
     if "costs" in _parameters(scenario):
@@ -95,7 +105,20 @@ def _compose(scenario: Scenario, document: Document, instead: Mapping[str, int])
         events = buffers.apply(work)
     else:
         _refuse_weights(scenario)
-    return Composed(Plan(scenario.schedule.method, work, partition, profile.name, training, events), binding)
+    architecture = None if scenario.model.name is None else shipped_architecture(scenario.model.name)
+    method = scenario.schedule.method
+    return Composed(
+        Plan(method, work, partition, profile.name, training, events, architecture, checkpoints), binding
+    )
+
+
+def _composed(scenario: Scenario, program: Program, binding: Binding, profile: ModelProfile) -> Composed:
+    """The plan of a program, whose workers have the whole model."""
+    architecture = None if scenario.model.name is None else shipped_architecture(scenario.model.name)
+    training, partition = Training(**scenario.training.model_dump()), ((0, len(profile.layers) - 1),)
+    return Composed(
+        Plan(scenario.schedule.method, program, partition, profile.name, training, None, architecture), binding
+    )
 
 
 def planner_keys(scenario: Scenario, cluster: Cluster) -> dict[str, Any]:
@@ -173,6 +196,14 @@ def _checkpoints(scenario: Scenario, profile: ModelProfile, partition: Partition
     return tuple(plans)
 
 
+def _allocation(memory: Memory) -> Allocation:
+    """The allocator, with what was not said of its calls to the driver assumed."""
+    calls = memory.driver.model_dump(exclude_unset=True) if memory.driver else {}
+    per_gib = {f"{key.removesuffix('_per_gib')}_s_per_byte": calls[key] / GIB for key in calls if "_per_" in key}
+    each = {f"{key}_s": seconds for key, seconds in calls.items() if "_per_" not in key}
+    return Allocation(memory.allocator, parse_settings(memory.settings or ""), DriverCosts(**each, **per_gib))
+
+
 def _check_buckets(keys: Mapping[str, Any], profile: ModelProfile) -> None:
     if int(keys.get("buckets", 1)) > len(profile.layers):
         message = f"{keys['buckets']} buckets of {len(profile.layers)} layers"
@@ -248,6 +279,14 @@ def _refuse_weights(scenario: Scenario) -> None:
         if value not in (None, "latest"):
             reason = f"no weights of this '{schedule.method}' are ever stale"
             raise UnsupportedPlan(f"schedule.{key}: '{value}' has no influence: {reason}")
+
+
+def _allocator_provenance(allocator: Allocation) -> dict[str, Any]:
+    """Where the rules of PyTorch's allocator, and what its calls cost, come from."""
+    if allocator.name != "caching":
+        return {}
+    source = f"c10/cuda/CUDACachingAllocator.cpp of PyTorch at {RULES}; {allocator.costs}"
+    return {"allocator": {"origin": "assumed", "source": source}}
 
 
 def _provenance(profile: ModelProfile, cluster: Cluster, training: Training) -> dict[str, Any]:

@@ -18,8 +18,10 @@ from pydantic import ConfigDict, Strict, TypeAdapter, ValidationError
 from scenarios.document import Document, KeyPath
 from scenarios.load import Kind, load_document, nearest_file, shipped
 from scenarios.quantities import shown
+from scenarios.server_consistency import has_servers, servers_at_odds
 from scenarios.strict import Wrong, in_our_words
-from sim.errors import nearest
+from sim.errors import ScenarioError, nearest
+from sim.memory.settings import parse_settings
 
 MAX_COUNT = 10**6
 MAX_FORWARDS = 20 * 10**6
@@ -32,10 +34,12 @@ Planners = Mapping[str, Callable[..., object]]
 
 _OF_EVERY_SCHEDULE = ("weights", "predict")
 _OF_EVERY_FILE = ("csv", "dialect", "mini_batches", *_OF_EVERY_SCHEDULE)
-_NOT_WRITTEN = ("gpus", "costs")
+_NOT_WRITTEN = ("gpus", "costs", "told")
 """What a planner is told of the cluster and of the model on it: no keys of a schedule."""
+_READ_BY_SCHEMA = ("consistency", "order", "bucket")
+"""Keys of a schedule that a planner gets as the schema has read them."""
 _FOR_EVERY_OP = ("lognormal", "uniform")
-_FOR_SOME_OPS = ("compute", "communication")
+_FOR_SOME_OPS = ("compute", "communication", "apply")
 
 
 def at_odds(document: Document, planners: Planners | None) -> Iterator[Wrong]:
@@ -52,7 +56,9 @@ def at_odds(document: Document, planners: Planners | None) -> Iterator[Wrong]:
         yield from _file(_mapping(data.get(path[0])).get(path[1]), path, document.directory(path), what)
     if "csv" in schedule and "name" not in schedule:
         yield from _keys_of_file(schedule)
+    yield from _allocator(_mapping(data.get("memory")))
     yield from _random(data)
+    yield from servers_at_odds(document)
     if "predict" in schedule and schedule.get("weights", "predict") != "predict":
         yield Wrong(("schedule", "predict"), "says nothing without weights: predict")
     if planners is not None and isinstance(name := schedule.get("name"), str):
@@ -129,7 +135,9 @@ def _devices(cluster: Mapping[str, Any]) -> int | None:
     if isinstance(preset, str):
         return _devices_of_preset(preset)
     nodes = _mappings(cluster.get("nodes"))
-    return sum(node.get("kind") == "gpu" for _, node in nodes) if nodes else _count(cluster, "devices")
+    if nodes:
+        return sum(node.get("kind") == "gpu" for _, node in nodes)
+    return _count(cluster, "devices") or _count(cluster, "workers")
 
 
 @lru_cache
@@ -159,9 +167,15 @@ def _hint(name: str, known: Iterable[str]) -> str:
 
 
 def _links_of_devices(cluster: Mapping[str, Any]) -> Iterator[Wrong]:
+    link = cluster.get("link")
+    if "workers" in cluster and "bandwidth" in _mapping(link):
+        yield Wrong(
+            ("cluster", "link", "bandwidth"), "of workers and servers it is that of their nic", "write cluster.nic"
+        )
+    if "workers" in cluster and "kind" in _mapping(link) and "nic" not in cluster:
+        yield Wrong(("cluster", "link", "kind"), "has no influence without cluster.nic")
     if "devices" not in cluster:
         return
-    link = cluster.get("link")
     if link is None and _count(cluster, "devices") != 1:
         yield Wrong(("cluster", "link"), "missing: what joins the devices, such as {kind: fifo, bandwidth: 12 GB/s}")
     if isinstance(link, dict) and "kind" not in link:
@@ -268,12 +282,16 @@ def _random(data: Mapping[str, Any]) -> Iterator[Wrong]:
     if isinstance(jitter, dict) and jitter.keys() <= {*_FOR_EVERY_OP, *_FOR_SOME_OPS}:
         every, some = ([key for key in group if key in jitter] for group in (_FOR_EVERY_OP, _FOR_SOME_OPS))
         if len(every) > 1 or bool(every) == bool(some):
-            choices = "lognormal or uniform for every op, or one of them under compute, communication or both"
+            choices = (
+                "lognormal or uniform for every op, or a distribution under some of compute, communication and apply"
+            )
             yield Wrong(("jitter",), f"expected {choices}; got {' and '.join(every + some) or 'none'}")
     forwards = math.prod(_counts(_mapping(data.get("schedule"))).values()) * (_count(data, "samples") or 1)
     if "samples" in data and forwards > MAX_SAMPLED_FORWARDS:
         message = f"{forwards} forward passes over all samples: the limit is {MAX_SAMPLED_FORWARDS}"
         yield Wrong(("samples",), message)
+    if "jitter" in data and "samples" not in data and not has_servers(data):
+        yield Wrong(("jitter",), "'jitter' belongs with samples, which is not given")
     if "samples" in data and backend in ("simulated", "torch"):
         yield Wrong(("samples",), f"backend {backend} plays one run at a time", "write backend: longest_path")
     if "steady_state" in data and "jitter" in data:
@@ -290,6 +308,27 @@ def _keys_of_file(schedule: Mapping[str, Any]) -> Iterator[Wrong]:
         else:
             hint = nearest(key, _OF_EVERY_FILE) or f"known: {', '.join(_OF_EVERY_FILE)}"
             yield Wrong(("schedule", key), f"unknown key {shown(key)} of a schedule in CSV", hint)
+
+
+def _allocator(memory: Mapping[str, Any]) -> Iterator[Wrong]:
+    """Settings that PyTorch would refuse, and keys that the allocator does not heed."""
+    name, text = memory.get("allocator", "counting"), memory.get("settings")
+    if name != "caching":
+        for key in (key for key in ("settings", "driver") if key in memory):
+            yield Wrong(("memory", key), f"has no influence on allocator: {shown(name)}", "use allocator: caching")
+        return
+    expandable = False
+    if isinstance(text, str):
+        try:
+            expandable = parse_settings(text).expandable_segments
+        except ScenarioError as error:
+            message = "; ".join(str(fault) for fault in error.faults)
+            yield Wrong(("memory", "settings"), message)
+            return
+    for key in _mapping(memory.get("driver")):
+        if expandable != (key in ("map", "unmap")):
+            reason = "take no cudaMalloc or cudaFree" if expandable else "alone map pages"
+            yield Wrong(("memory", "driver", key), f"has no influence here: expandable segments {reason}")
 
 
 def _planner(name: str, schedule: Mapping[str, Any], planners: Planners) -> Iterator[Wrong]:
@@ -309,6 +348,8 @@ def wrong_schedule_keys(name: str, keys: Mapping[str, Any], signature: inspect.S
     known = {key: parameter for key, parameter in signature.parameters.items() if key not in _NOT_WRITTEN}
     for key, value in keys.items():
         path: KeyPath = ("schedule", key)
+        if key in _READ_BY_SCHEMA and key in known:
+            continue
         if key in known:
             yield from _wrong_value(path, value, known[key].annotation)
         elif key not in _OF_EVERY_SCHEDULE:

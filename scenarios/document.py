@@ -23,13 +23,14 @@ KeyPath = tuple[str | int, ...]
 ALTERNATIVES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "model": (("name",), ("profile",), ("layers",), ("uniform",)),
     "uniform": (("backward",), ("backward_input", "backward_weight")),
-    "cluster": (("preset",), ("devices",), ("nodes", "links")),
+    "cluster": (("preset",), ("devices",), ("workers",), ("nodes", "links")),
     "schedule": (("name",), ("csv",)),
     "partition": (("method",), ("cuts",)),
     "sweep": (("points",), ("grid",)),
-    "jitter": (("lognormal",), ("uniform",), ("compute", "communication")),
-    "compute": (("lognormal",), ("uniform",)),
-    "communication": (("lognormal",), ("uniform",)),
+    "jitter": (("lognormal",), ("uniform",), ("compute", "communication", "apply")),
+    **dict.fromkeys(
+        ("compute", "communication", "apply"), (("lognormal",), ("uniform",), ("exponential",), ("empirical",))
+    ),
 }
 """Keys of which exactly one group may stand in the mapping of that name: setting one removes the other groups."""
 SHORT_FORMS: Mapping[str, str] = {"cluster": "preset", "partition": "method"}

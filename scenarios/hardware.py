@@ -11,6 +11,7 @@ from scenarios.load import load_document, shipped
 from scenarios.schema import Cluster as ClusterSection
 from scenarios.schema import ClusterFile, ClusterNode, DeviceFile, LinkSettings
 from scenarios.schema import Link as LinkSection
+from scenarios.server_sections import Nic
 from scenarios.strict import validate
 from sim.cluster import Cluster, Link, Node
 from sim.model import DeviceSpec
@@ -37,6 +38,8 @@ def build_cluster(section: ClusterSection) -> Cluster:
         return _preset(section)
     if section.devices is not None:
         return _equal_devices(section, section.devices)
+    if section.workers is not None:
+        return _star(section, section.workers)
     assert section.nodes is not None
     nodes = tuple(_node(node, None, None) for node in section.nodes)
     return Cluster("inline", nodes, _links(section.links or (), None))
@@ -60,6 +63,22 @@ def _equal_devices(section: ClusterSection, count: int) -> Cluster:
         nodes.append(Node("host", "host", device_spec(section.host)))
     link = section.link or LinkSettings(kind="latency")
     return Cluster(f"{count} devices", tuple(nodes), [], between_all=_link("", "", link, None))
+
+
+def _star(section: ClusterSection, workers: int) -> Cluster:
+    """Workers and servers around a switch, a link of their own in and out; half of the latency on each."""
+    gpus = (ClusterNode(name=f"worker{number}", kind="gpu") for number in range(workers))
+    hosts = (f"server{number}" for number in range(section.servers or 1))
+    spec = None if section.host is None else device_spec(section.host)
+    nodes = [*(_node(gpu, section.device, None) for gpu in gpus), *(Node(name, "host", spec) for name in hosts)]
+    settings, nic, links = section.link or LinkSettings(), section.nic or Nic(), list[Link]()
+    for node in nodes:
+        bandwidth = nic.worker if node.kind == "gpu" else nic.server
+        kind = "latency" if bandwidth is None else settings.kind or "fair_share"
+        for ends in ((node.name, "switch"), ("switch", node.name)):
+            link = Link(">".join(ends), *ends, kind, (settings.latency or 0.0) / 2, bandwidth or math.inf)
+            links.append(link)
+    return Cluster(f"{workers} workers", (*nodes, Node("switch", "switch")), links)
 
 
 def _node(node: ClusterNode, device: str | None, concurrency: str | float | None) -> Node:

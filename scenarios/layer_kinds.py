@@ -44,9 +44,14 @@ def text(sizes: Iterable[int]) -> str:
     return "x".join(str(size) for size in sizes)
 
 
-def _one_kernel(shape: Shape, output: Shape, flops: int = 0, parameters: int = 0) -> Work:
+def _one_kernel(shape: Shape, output: Shape, flops: int = 0, variables: tuple[int, ...] = ()) -> Work:
     moved = math.prod(shape) + math.prod(output)
-    return Work(output, (Kernel(flops, moved, parameters),), math.prod(output))
+    return Work(output, (_kernel(flops, moved, variables),), math.prod(output))
+
+
+def _kernel(flops: int, moved: int, variables: tuple[int, ...], parameter_reads: int = 1) -> Kernel:
+    """A kernel with parameter tensors of these sizes."""
+    return Kernel(flops, moved, sum(variables), parameter_reads, variables=variables)
 
 
 def _slide(options: Options, shape: Shape) -> Shape:
@@ -68,7 +73,11 @@ def _conv(options: Options, shape: Shape) -> Work:
         raise MisfitError(f"{shape[0]} channels to {output[0]} do not split into {groups} groups")
     weights_each = shape[0] // groups * math.prod(options["kernel"])
     flops = 2 * weights_each * math.prod(output)
-    return _one_kernel(shape, output, flops, output[0] * (weights_each + options["bias"]))
+    return _one_kernel(shape, output, flops, (output[0] * weights_each, *_bias(output[0], options)))
+
+
+def _bias(features: int, options: Options) -> tuple[int, ...]:
+    return (features,) if options["bias"] else ()
 
 
 def _linear(options: Options, shape: Shape) -> Work:
@@ -77,7 +86,7 @@ def _linear(options: Options, shape: Shape) -> Work:
         raise MisfitError(message)
     output = (*shape[:-1], options["out"])
     flops = 2 * shape[-1] * math.prod(output)
-    return _one_kernel(shape, output, flops, options["out"] * (shape[-1] + options["bias"]))
+    return _one_kernel(shape, output, flops, (options["out"] * shape[-1], *_bias(options["out"], options)))
 
 
 def _pool(options: Options, shape: Shape) -> Work:
@@ -111,14 +120,14 @@ def _batch_norm(options: Options, shape: Shape) -> Work:
     if len(shape) == 2:
         raise MisfitError(f"expects an image or a vector, {text(shape)} reaches it")
     elements = math.prod(shape)
-    return Work(shape, (Kernel(0, 3 * elements, 2 * shape[0]),), elements)
+    return Work(shape, (_kernel(0, 3 * elements, (shape[0], shape[0])),), elements)
 
 
 def _layer_norm(options: Options, shape: Shape) -> Work:
     """Over the features of a position, which stay on chip."""
     if len(shape) == 3:
         raise MisfitError(f"expects a vector or positions x features, {text(shape)} reaches it")
-    return _one_kernel(shape, shape, 0, 2 * shape[-1])
+    return _one_kernel(shape, shape, 0, (shape[-1], shape[-1]))
 
 
 def _sequence(shape: Shape) -> tuple[int, int]:
@@ -150,13 +159,13 @@ def _self_attention(options: Options, shape: Shape) -> Work:
         raise MisfitError(f"{features} features do not split into {heads} heads")
     tensor, probabilities = positions * features, heads * positions**2
     projection, product = 2 * tensor * features, 2 * positions * tensor
-    weights = features * (features + 1)
+    weight = features**2
     kernels = (
-        Kernel(3 * projection, 4 * tensor, 3 * weights),
+        _kernel(3 * projection, 4 * tensor, (3 * weight, 3 * features)),
         Kernel(product, 2 * tensor + probabilities, operands=2),
         Kernel(0, 2 * probabilities),
         Kernel(product, probabilities + 2 * tensor, operands=2),
-        Kernel(projection, 2 * tensor, weights),
+        _kernel(projection, 2 * tensor, (weight, features)),
     )
     return Work(shape, kernels, 5 * tensor + probabilities)
 
@@ -171,8 +180,8 @@ def _lstm(options: Options, shape: Shape) -> Work:
     hidden = options["hidden"]
     state = steps * hidden
     kernels = (
-        Kernel(8 * state * features, steps * features + 4 * state, 4 * hidden * (features + 1)),
-        Kernel(8 * state * hidden, 12 * state, 4 * hidden * (hidden + 1), parameter_reads=steps),
+        _kernel(8 * state * features, steps * features + 4 * state, (4 * hidden * features, 4 * hidden)),
+        _kernel(8 * state * hidden, 12 * state, (4 * hidden**2, 4 * hidden), parameter_reads=steps),
     )
     return Work((steps, hidden), kernels, 6 * state)
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from analysis import memory_plot, memory_timeline
+from analysis import memory_plot, memory_timeline, pytorch_snapshot
 from analysis.memory_timeline import Timeline
 from scenarios.quantities import Capacity, format_bytes, printable, shown
 from scenarios.strict import Section, check
@@ -159,6 +159,21 @@ def plot_file(file: Path, out: Path, device: int | None) -> None:
     timeline, title = _timeline(file, device)
     try:
         memory_plot.plot(timeline, title, out)
+    except OSError as error:
+        raise ScenarioError.of([Fault(f"cannot write there: {error.strerror}", "--out", str(out))]) from None
+
+
+def write_snapshot(file: Path, out: Path) -> None:
+    """Write a simulated run's trace as a snapshot of PyTorch's.
+
+    Raises
+    ------
+    ScenarioError : it cannot be written.
+    BadTraceFile, UnsupportedPlan : no trace of a run with PyTorch's allocator.
+    """
+    found = pytorch_snapshot.export(Trace.load(file))
+    try:
+        snapshots.dump(out, found)
     except OSError as error:
         raise ScenarioError.of([Fault(f"cannot write there: {error.strerror}", "--out", str(out))]) from None
 

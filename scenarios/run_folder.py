@@ -1,7 +1,8 @@
 """Run scenarios and keep what came of them.
 
 A run folder holds ``scenario.yaml`` (resolved: what was set is in it), ``result.json``, ``table.txt``, ``gantt.png``,
-and for each point a trace ``traces/<number>-<point>.npz`` and the same as Chrome trace events in ``.json``.
+and for each point a trace ``traces/<number>-<point>.npz``, the same as Chrome trace events in ``.json`` and, where
+PyTorch's allocator was simulated, as its memory snapshot in ``.pickle``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analysis import chrome_trace, gantt, result, samples, steady
+from analysis import chrome_trace, gantt, pytorch_snapshot, result, samples, steady
 from backends import longest_path
 from backends.base import load
 from scenarios import long_run
@@ -23,6 +24,7 @@ from scenarios.load import dump
 from scenarios.points import Point, parse_points
 from scenarios.variation import jitter_of
 from sim.errors import Fault, ScenarioError
+from sim.memory import snapshot
 from sim.planners import PLANNERS
 from sim.trace import Trace
 
@@ -116,6 +118,8 @@ def write(folder: Path, document: Document, outcomes: Sequence[Outcome], table: 
             outcome.trace.save(traces / f"{stem}.npz")
             events = json.dumps(chrome_trace.export(outcome.trace), separators=(",", ":"))
             (traces / f"{stem}.json").write_text(events, encoding="utf-8")
+            if outcome.trace.header["allocator"]["name"] == "caching":
+                snapshot.dump(traces / f"{stem}.pickle", pytorch_snapshot.export(outcome.trace))
         gantt.plot({outcome.name: outcome.trace for outcome in outcomes}, folder / "gantt.png")
 
 

@@ -23,8 +23,17 @@ from scenarios.quantities import (
     printable,
     shown,
 )
+from scenarios.server_sections import (
+    Background,
+    Consistency,
+    Failure,
+    Nics,
+    Order,
+    ParameterServers,
+    Straggler,
+)
 from scenarios.strict import Many, Section, validate
-from sim.errors import Fault
+from sim.errors import Fault, nearest
 from sim.training import Dtype, Optimizer, Predict, Weights
 
 MAX_DEVICES = 4096
@@ -111,11 +120,15 @@ class Uniform(Section):
 
 
 class Model(Section):
-    """What is trained. ``batch_size`` is the global mini-batch in samples; ``input`` its bytes, for ``layers``."""
+    """What is trained. ``batch_size`` is the global mini-batch in samples; ``input`` its bytes, for ``layers``.
+
+    ``measured``: a file of ``twinrail profile`` with the seconds of the model of that name.
+    """
 
     one_of = ALTERNATIVES["model"]
-    only_with: ClassVar = {"measured_batch": ("layers", "profile"), "input": ("layers",)}
+    only_with: ClassVar = {"measured_batch": ("layers", "profile"), "input": ("layers",), "measured": ("name",)}
     name: Name | None = None
+    measured: str | None = None
     profile: str | None = None
     layers: Annotated[Many[Layer], Field(min_length=1)] | None = None
     uniform: Uniform | None = None
@@ -152,19 +165,28 @@ class ClusterNode(Section):
 
 
 class Cluster(Section):
-    """Where it is trained: a preset and what differs, N equal devices, or nodes and links."""
+    """Where it is trained: a preset and what differs, N equal devices, nodes and links, or workers around a switch.
+
+    Of ``workers`` and ``servers`` (hosts) around a switch ``nic`` is what each carries in and out, and ``link`` the
+    kind and the latency of the way from one to another.
+    """
 
     one_of = ALTERNATIVES["cluster"]
     only_with: ClassVar = {
-        "device": ("preset", "devices"),
-        "link": ("preset", "devices"),
+        "device": ("preset", "devices", "workers"),
+        "link": ("preset", "devices", "workers"),
         "concurrency": ("preset", "devices"),
-        "host": ("devices",),
+        "host": ("devices", "workers"),
+        "servers": ("workers",),
+        "nic": ("workers",),
     }
     preset: str | None = None
     devices: Annotated[int, Field(ge=1, le=MAX_DEVICES)] | None = None
     device: str | None = None
+    workers: Annotated[int, Field(ge=1, le=MAX_DEVICES)] | None = None
+    servers: Annotated[int, Field(ge=1, le=MAX_DEVICES)] | None = None
     host: str | None = None
+    nic: Nics | None = None
     link: LinkSettings | None = None
     concurrency: Concurrency | None = None
     nodes: Annotated[Many[ClusterNode], Field(min_length=1, max_length=MAX_DEVICES)] | None = None
@@ -229,6 +251,9 @@ class Schedule(Section):
     mini_batches: Count | None = None
     weights: Weights | None = None
     predict: Predict | None = None
+    consistency: Consistency | None = None
+    order: Order | None = None
+    bucket: Bytes | None = None
 
     @property
     def given(self) -> dict[str, Any]:
@@ -256,13 +281,47 @@ class Checkpoint(Section):
     method: Literal["optimal", "sqrt_n"] = "optimal"
 
 
-class Memory(Section):
-    """Memory of each GPU: its device's capacity unless given."""
+class DriverCalls(Section):
+    """What calls to the CUDA driver take, where not what is assumed of them (`sim.memory.driver.DriverCosts`).
 
-    reserved = frozenset({"settings"})
+    ``map``, ``unmap``: of one page of expandable segments, which take no cudaMalloc or cudaFree.
+    """
+
+    malloc: Seconds | None = None
+    malloc_per_gib: Seconds | None = None
+    free: Seconds | None = None
+    free_per_gib: Seconds | None = None
+    map: Seconds | None = None
+    unmap: Seconds | None = None
+
+
+class Memory(Section):
+    """Memory of each GPU: its device's capacity unless given, and who hands it out.
+
+    ``settings``: the text of PYTORCH_ALLOC_CONF for PyTorch's ``caching`` allocator.
+    """
+
     capacity: Capacity | None = None
     checkpoint: Checkpoint | None = None
-    allocator: Literal["counting"] = "counting"
+    allocator: Literal["counting", "caching", "best_fit", "arena"] = "counting"
+    settings: str | None = None
+    driver: DriverCalls | None = None
+
+
+class Converge(Section):
+    """What ``twinrail converge`` trains, the same for every point: fixed before the first run.
+
+    ``synchronous`` and ``vanilla`` name the points between which a gap is measured.
+    """
+
+    task: str = Field(description="what to train on: digits or sources")
+    learning_rates: Annotated[Many[Annotated[float, Field(gt=0, le=1e3)]], Field(min_length=1)] = Field(
+        description="a list of learning rates"
+    )
+    seeds: Annotated[int, Field(ge=1, le=1000)] = 5
+    target_loss: Annotated[float, Field(gt=0)] = Field(description="the training loss whose time is asked for")
+    synchronous: Name | None = None
+    vanilla: Name | None = None
 
 
 class Sweep(Section):
@@ -274,31 +333,48 @@ class Sweep(Section):
 
 
 class Distribution(Section):
-    """How durations vary about their mean, as a share of it: coefficient of variation, or half-width."""
+    """How durations vary about their mean, as a share of it: coefficient of variation, or half-width.
+
+    ``empirical``: measured times, or a file of them, one a line; their mean is that of what they are about.
+    """
 
     one_of = ALTERNATIVES["compute"]
     lognormal: Annotated[float, Field(gt=0, le=10)] | None = None
     uniform: Annotated[float, Field(gt=0, le=1)] | None = None
+    exponential: Literal[True] | None = None
+    empirical: Annotated[Many[Annotated[float, Field(gt=0)]], Field(min_length=2)] | str | None = None
+
+
+def _read_variation(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    if value not in ("constant", "exponential"):
+        expected = "constant, exponential, {lognormal: 0.3}, {uniform: 0.1} or {empirical: file or list}"
+        raise WrongValue(f"expected {expected}, got {shown(value)}", nearest(value, ("constant", "exponential")))
+    return None if value == "constant" else {"exponential": True}
+
+
+Variation = Annotated[Distribution | None, BeforeValidator(_read_variation)]
 
 
 class Jitter(Section):
-    """One distribution for every op, or one for those that compute, for those that move bytes, or for each."""
+    """One distribution for every op, or one for those that compute, that move bytes, that a server applies."""
 
     lognormal: Annotated[float, Field(gt=0, le=10)] | None = None
     uniform: Annotated[float, Field(gt=0, le=1)] | None = None
-    compute: Distribution | None = None
-    communication: Distribution | None = None
+    compute: Variation = None
+    communication: Variation = None
+    apply: Variation = None
 
 
 class Scenario(Section):
     """One question: what happens if this model is trained in this way on this cluster."""
 
-    reserved = frozenset({"parameter_servers", "faults"})
-    only_with: ClassVar = {"samples": ("jitter",), "jitter": ("samples",)}
+    only_with: ClassVar = {"samples": ("jitter",)}
     name: Name = Field(description="the scenario's name")
     model: Model = Field(description="what is trained")
     cluster: Cluster = Field(
-        description="where it is trained: a preset's name, {devices: N, link: …} or nodes and links"
+        description="where it is trained: a preset's name, {devices: N, link: …}, {workers: N, nic: …}, nodes and links"
     )
     training: Training = Training()
     schedule: Schedule = Field(description="in which order")
@@ -308,7 +384,12 @@ class Scenario(Section):
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     samples: Annotated[int, Field(ge=10, le=10**6)] | None = None
     jitter: Jitter | None = None
+    parameter_servers: ParameterServers | None = None
+    background: Background | None = None
+    stragglers: Annotated[Many[Straggler], Field(min_length=1)] | None = None
+    faults: Annotated[Many[Failure], Field(min_length=1)] | None = None
     steady_state: Literal["detect"] | None = None
+    converge: Converge | None = None
     sweep: Sweep | None = None
 
 

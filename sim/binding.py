@@ -9,21 +9,25 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from sim.cluster import Cluster
+from sim.conditions import Conditions
+from sim.memory.allocators import COUNTING, Allocation
 from sim.memory.buffers import BufferKind
 from sim.model import DeviceSpec, ModelProfile, total
 from sim.ops import TRANSFER_KINDS, OpId, OpKind
 from sim.partition import Partition, balanced
+from sim.pieces import Shares, shares
 from sim.program import Program
 from sim.schedule import Schedule
 from sim.training import Training
 
 
 class Cost(NamedTuple):
-    """What costs depend on: not the micro-batch, since micro-batches are alike."""
+    """What costs depend on: not the micro-batch, since micro-batches are alike. ``device`` where devices differ."""
 
     kind: OpKind
     stage: int
     part: int = -1
+    device: int = -1
 
 
 class Resident(NamedTuple):
@@ -44,10 +48,12 @@ class Binding:
     devices : cluster node of each device of the plan; hosts stand after the GPUs.
     seconds : of ops that compute. ``payload_bytes``: of ops that move bytes (a collective: of the summed tensor).
     buffer_bytes : of every kind of buffer of every stage. ``resident``: what each device holds throughout.
-    capacity_bytes : per device, ``None`` where nothing limits it.
+    capacity_bytes : per device, ``None`` where nothing limits it. ``allocator``: of the GPUs.
+    shares : by kind and stage, the layers that a buffer is of, where an allocator places these by themselves.
     samples : per mini-batch, all replicas together. ``flops``: of one mini-batch, forward and backward; 0: unknown.
     peak_flops_per_s : of each device at the training's dtype; 0: unknown.
     provenance : which inputs are measured, published or assumed.
+    conditions : of a program of parameter servers.
     """
 
     cluster: Cluster
@@ -61,6 +67,9 @@ class Binding:
     flops: float = 0.0
     peak_flops_per_s: tuple[float, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    allocator: Allocation = COUNTING
+    shares: Mapping[tuple[BufferKind, int], Shares] = field(default_factory=dict)
+    conditions: Conditions = Conditions()
 
     def route(self, source: int, target: int) -> tuple[int, ...]:
         """Links from one device of the plan to another."""
@@ -81,7 +90,8 @@ class Binding:
             return self.seconds.get(
                 cost, self.seconds[Cost(OpKind.FORWARD, op.stage)] + self.seconds[Cost(OpKind.BACKWARD, op.other_stage)]
             )
-        return self.seconds[cost]
+        own = Cost(op.kind, op.stage, op.part, source)
+        return self.seconds[own if own in self.seconds else cost]
 
     def _transfer_s(self, size_bytes: float, source: int, target: int) -> float:
         route = self.route(source, target)
@@ -136,6 +146,7 @@ class Figures(NamedTuple):
     server: int | None = None
     checkpoints: Sequence[Sequence[int]] = ()
     provenance: Mapping[str, Any] = {}
+    allocator: Allocation = COUNTING
 
 
 def bind(work: Schedule | Program, figures: Figures) -> Binding:
@@ -169,6 +180,8 @@ def bind(work: Schedule | Program, figures: Figures) -> Binding:
             spec.peak_flops_per_s.get(figures.training.dtype, 0.0) if spec else 0.0 for spec in specs
         ),
         provenance=figures.provenance,
+        allocator=figures.allocator,
+        shares=shares(profile, figures.partition, figures.checkpoints) if figures.allocator != COUNTING else {},
     )
 
 
@@ -251,6 +264,8 @@ def _update_s(figures: Figures, device: int, parameters: float) -> float:
     """Time of an update: the memory traffic of the optimizer at the device's bandwidth; 0 on an unknown device."""
     if figures.update_s is not None:
         return figures.update_s
+    if figures.profile.update_s is not None:
+        return figures.profile.update_s * parameters / parameter_count(figures.profile, 0, len(figures.profile.layers))
     spec = _spec(figures.cluster, figures.devices[device])
     return parameters * figures.training.update_bytes / effective_bytes_per_s(spec) if spec else 0.0
 

@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from sim.distributions import Distribution as Distribution
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
-    """Factors of mean 1, independent of each other.
-
-    ``lognormal``: ``spread`` is the coefficient of variation (standard deviation over mean). ``uniform``: the
-    half-width, from 1 − spread to 1 + spread.
-    """
-
-    kind: Literal["lognormal", "uniform"]
-    spread: float
-
-    def factors(self, random: np.random.Generator, ops: int, samples: int) -> NDArray[np.float64]:
-        """Factors [ops, samples]."""
-        if self.kind == "uniform":
-            factors = random.random((ops, samples))
-            factors -= 0.5
-            factors *= 2 * self.spread
-            factors += 1.0
-            return factors
-        variance = math.log1p(self.spread**2)  # of the logarithm, whose mean makes up for what exp adds
-        factors = random.standard_normal((ops, samples))
-        factors *= math.sqrt(variance)
-        factors -= variance / 2
-        return np.exp(factors, out=factors)
-
-
-@dataclass(frozen=True, slots=True)
 class Jitter:
-    """How ops that compute and ops that move bytes vary; ``None``: not at all."""
+    """How ops that compute and ops that move bytes vary, and those of parameter servers; ``None``: not at all."""
 
     compute: Distribution | None = None
     communication: Distribution | None = None
+    apply: Distribution | None = None
 
     def seconds(
         self, random: np.random.Generator, mean_s: NDArray[np.float64], moves: NDArray[np.bool_], samples: int

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import platform
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +19,19 @@ from sim.memory.buffers import START, BufferKind
 from sim.ops import TRANSFER_KINDS, Lane, OpKind
 from sim.plan import Plan
 from sim.schedule import IntColumn, Rows, Schedule
-from sim.trace import FLOWS, MEMORY, Trace
+from sim.trace import DRIVER, FLOWS, MEMORY, REQUESTS, Trace
 
 MOVING_KINDS = (*sorted(TRANSFER_KINDS), OpKind.ALL_REDUCE)
 """Kinds of op that put bytes on links."""
+
+
+class Tables(NamedTuple):
+    """What a run tells of memory: tables of dtype `MEMORY`, `DRIVER` and `REQUESTS`, and the tags of the last."""
+
+    events: NDArray[np.void]
+    driver: NDArray[np.void] = np.empty(0, DRIVER)
+    requests: NDArray[np.void] = np.empty(0, REQUESTS)
+    tags: Sequence[tuple[str, str]] = ()
 
 
 def record(
@@ -29,7 +40,7 @@ def record(
     columns: tuple[NDArray[np.void], tuple[Lane, ...], Rows],
     start_s: NDArray[np.float64],
     end_s: NDArray[np.float64],
-    memory: NDArray[np.void],
+    memory: Tables,
     run: dict[str, Any],
 ) -> Trace:
     """The trace of a run.
@@ -45,7 +56,7 @@ def record(
     ops, lanes, order = columns
     extra = plan.work.extra if isinstance(plan.work, Schedule) else np.empty((0, 2), np.int64)
     trace = Trace(
-        header={**_header(plan, binding), **run},
+        header={**_header(plan, binding), "tags": [list(tag) for tag in memory.tags], **run},
         shape=plan.work.shape,
         ops=ops,
         lanes=lanes,
@@ -53,9 +64,12 @@ def record(
         extra=extra,
         start_s=start_s,
         end_s=end_s,
-        flows=_flows(binding, ops, lanes, order, start_s, end_s),
-        memory=memory[np.argsort(memory["time_s"], kind="stable")],
+        flows=np.empty(0, FLOWS),
+        memory=memory.events[np.argsort(memory.events["time_s"], kind="stable")],
+        driver=memory.driver,
+        requests=memory.requests,
     )
+    trace = replace(trace, flows=_flows(binding, ops, lanes, order, *trace.working_s))
     _check(trace)
     return trace
 
@@ -75,6 +89,7 @@ def _header(plan: Plan, binding: Binding) -> dict[str, Any]:
             {"name": link.name, "kind": link.kind, "bytes_per_s": link.bytes_per_s} for link in binding.cluster.links
         ],
         "capacity_bytes": list(binding.capacity_bytes),
+        "allocator": {"name": binding.allocator.name, "settings": str(binding.allocator.settings)},
         "samples": binding.samples,
         "flops": binding.flops,
         "peak_flops_per_s": list(binding.peak_flops_per_s),
@@ -117,17 +132,37 @@ def _flows(
 
 
 def memory_columns(
-    binding: Binding, events: NDArray[np.void], start_s: NDArray[np.float64], end_s: NDArray[np.float64]
+    binding: Binding,
+    schedule: Schedule,
+    events: NDArray[np.void],
+    start_s: NDArray[np.float64],
+    end_s: NDArray[np.float64],
 ) -> NDArray[np.void]:
-    """Memory events at the times of a run that had no allocator of its own: releases of an instant come first."""
+    """Memory events at the times of a run without an allocator, of equal times in the order of the simulator.
+
+    Of an instant the ends come first, then the starts that they allow, then the ends of those of them that take no
+    time, and so on; each by name.
+    """
     resident = np.array([(0.0, -1, r.device, r.kind, r.stage, 0, r.size_bytes) for r in binding.resident], dtype=MEMORY)
     memory = np.empty(len(events), MEMORY)
     for name in ("op", "device", "kind", "stage", "number"):
         memory[name] = events[name]
-    memory["time_s"] = np.where(events["when"] == START, start_s[events["op"]], end_s[events["op"]])
+    op, starts = events["op"], events["when"] == START
+    memory["time_s"] = np.where(starts, start_s[op], end_s[op])
     memory["bytes"] = buffer_sizes(binding, events) * events["sign"]
-    memory = memory[np.lexsort([memory["op"], events["when"] == START, memory["time_s"]])]
+    turn = np.where(starts | (start_s == end_s)[op], _turns(schedule, start_s, end_s)[op] + ~starts, 0)
+    memory = memory[np.lexsort([op, starts, turn, memory["time_s"]])]
     return np.concatenate([resident, memory])
+
+
+def _turns(schedule: Schedule, start_s: NDArray[np.float64], end_s: NDArray[np.float64]) -> IntColumn:
+    """How many ops that take no time must start and end one after another, in its instant, before each op starts."""
+    turns, waits = np.zeros(len(schedule), np.int64), schedule.waits_for
+    at_once = (start_s == end_s)[waits.values] & (end_s[waits.values] == start_s[waits.owners])
+    earlier, later = waits.values[at_once], waits.owners[at_once]
+    while bool((turns[later] <= turns[earlier]).any()):
+        np.maximum.at(turns, later, turns[earlier] + 1)
+    return turns
 
 
 def buffer_sizes(binding: Binding, events: NDArray[np.void]) -> IntColumn:
@@ -156,7 +191,9 @@ def _check(trace: Trace) -> None:
 
 
 def _check_links(trace: Trace) -> None:
-    """No link carries more than its bandwidth allows over the span of its flows."""
+    """No link carries more than its bandwidth allows over the span of its flows, where transfers do not vary."""
+    if trace.header.get("parameter_servers", {}).get("variation", {}).get("communication"):
+        return
     links = trace.header["links"]
     shared = np.array([link["kind"] in ("fifo", "fair_share") for link in links], bool)
     flows = trace.flows[shared[trace.flows["link"]]] if shared.any() else trace.flows[:0]

@@ -6,7 +6,7 @@ On disk a trace is an ``.npz`` file of plain arrays and one JSON header; loading
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,41 @@ MEMORY = np.dtype(
 )
 """A change of live memory by ``bytes`` (negative: released), caused by ``op`` (−1: resident from the start)."""
 
-FORMAT = 1
+DRIVER = np.dtype(
+    [
+        ("time_s", "f8"),
+        ("called_s", "f8"),
+        ("done_s", "f8"),
+        ("op", "i4"),
+        ("device", "i4"),
+        ("bytes", "i8"),
+        ("mallocs", "i4"),
+        ("frees", "i4"),
+        ("retries", "i4"),
+    ]
+)
+"""What ``op`` asked of the driver at ``time_s`` (−1: what is resident, before the run): a change of reserved memory by
+``bytes``, the calls that took memory and those that gave some back, and how often all that was cached was given back to
+try again. The calls ran from ``called_s``, when the device was idle if they wait for that, to ``done_s``."""
+
+REQUESTS = np.dtype(
+    [
+        ("time_s", "f8"),
+        ("device", "i4"),
+        ("verb", "i1"),
+        ("stream", "i4"),
+        ("address", "i8"),
+        ("bytes", "i8"),
+        ("tag", "i4"),
+    ]
+)
+"""What allocators that place blocks were told, in order: ``verb`` indexes `VERBS`, ``tag`` the header's ``tags``
+(category and layer). A free has no bytes and no tag (−1), the end of a stream's work no address either."""
+
+VERBS = ("malloc", "free", "record_stream", "finish")
+MALLOC, FREE, RECORD_STREAM, FINISH = range(len(VERBS))
+
+FORMAT = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +83,7 @@ class Trace:
     shape, ops, lanes, order, extra : as in a `Schedule`; of a program the order is the one that was run.
     start_s, end_s : a time per op.
     flows, memory : tables of dtype `FLOWS` and `MEMORY`, in order of time.
+    driver, requests : tables of dtype `DRIVER` and `REQUESTS`, where the allocator places blocks.
     """
 
     header: dict[str, Any]
@@ -61,6 +96,8 @@ class Trace:
     end_s: NDArray[np.float64]
     flows: NDArray[np.void]
     memory: NDArray[np.void]
+    driver: NDArray[np.void] = field(default_factory=lambda: np.empty(0, DRIVER))
+    requests: NDArray[np.void] = field(default_factory=lambda: np.empty(0, REQUESTS))
 
     def id(self, op: int) -> OpId:
         """The name of op number ``op``."""
@@ -70,6 +107,19 @@ class Trace:
     def makespan_s(self) -> float:
         """The end of the last op, from time 0."""
         return float(self.end_s.max(initial=0.0))
+
+    @cached_property
+    def working_s(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Start and end of every op's work, without what its allocations took before and after."""
+        start, end = self.start_s, self.end_s
+        held_up = self.driver[(self.driver["op"] >= 0) & (self.driver["done_s"] > self.driver["time_s"])]
+        if len(held_up):
+            start, end = start.copy(), end.copy()
+            op, asked_s = held_up["op"], held_up["time_s"]
+            first = asked_s == self.start_s[op]
+            np.maximum.at(start, op[first], held_up["done_s"][first])
+            np.minimum.at(end, op[~first], asked_s[~first])
+        return start, end
 
     @cached_property
     def lanes_of(self) -> Rows:
@@ -107,6 +157,8 @@ class Trace:
                 end_s=self.end_s,
                 flows=self.flows,
                 memory=self.memory,
+                driver=self.driver,
+                requests=self.requests,
             )
 
     @classmethod
@@ -152,6 +204,7 @@ class Trace:
         fits = {
             "header": all(isinstance(header[key], kind) for key, kind in _HEADER.items())
             and all({"name", "kind", "bytes_per_s"} <= link.keys() for link in header["links"])
+            and {"name", "settings"} <= header["allocator"].keys()
             and all(0 <= lane.device < devices for lane in self.lanes),
             "ops": self.ops.dtype == OPS
             and all(_within(self.ops[name], 0, limit) for name, limit in numbers)
@@ -176,6 +229,17 @@ class Trace:
             and _within(self.memory["op"], -1, ops)
             and _within(self.memory["device"], 0, devices)
             and _within(self.memory["kind"], 0, len(BufferKind)),
+            "driver": self.driver.dtype == DRIVER
+            and _within(self.driver["op"], -1, ops)
+            and _within(self.driver["device"], 0, devices)
+            and bool((self.driver["time_s"] <= self.driver["called_s"]).all())
+            and bool((self.driver["called_s"] <= self.driver["done_s"]).all()),
+            "requests": self.requests.dtype == REQUESTS
+            and _within(self.requests["device"], 0, devices)
+            and _within(self.requests["verb"], 0, len(VERBS))
+            and _within(self.requests["bytes"], 0, float("inf"))
+            and _within(self.requests["tag"], -1, len(header["tags"]))
+            and bool((self.requests["tag"][self.requests["verb"] == MALLOC] >= 0).all()),
         }
         if wrong := [column for column, right in fits.items() if not right]:
             raise ValueError(f"its {' and '.join(wrong)} do not fit the rest")
@@ -186,7 +250,7 @@ def _within(column: NDArray[Any], least: float, limit: float) -> bool:
     return column.ndim == 1 and bool(((column >= least) & (column < limit)).all())
 
 
-_COLUMNS = ("extra", "start_s", "end_s", "flows", "memory")
+_COLUMNS = ("extra", "start_s", "end_s", "flows", "memory", "driver", "requests")
 
 _HEADER: dict[str, type | tuple[type, ...]] = {
     "method": str,
@@ -201,6 +265,8 @@ _HEADER: dict[str, type | tuple[type, ...]] = {
     "samples": (int, float),
     "flops": (int, float),
     "peak_flops_per_s": list,
+    "allocator": dict,
+    "tags": list,
     "provenance": dict,
     "backend": str,
     "seed": int,

@@ -155,3 +155,19 @@ def jobs() -> Callable[..., tuple[Plan, Binding]]:
 def job() -> type[Job]:
     """`Job`, which tests cannot import from here."""
     return Job
+
+
+@pytest.fixture(scope="session")
+def play() -> Callable[..., Trace]:
+    """Simulate a scenario given as text, with ``--set``."""
+    from scenarios.compose import compose
+    from scenarios.load import apply_sets, parse_text
+    from scenarios.schema import parse
+    from sim.planners import PLANNERS
+
+    def play(text: str, *sets: str) -> Trace:
+        document = apply_sets(parse_text(text, "scenario.yaml"), sets)
+        scenario = parse(document, PLANNERS)
+        return run(*compose(scenario, document), scenario.seed)
+
+    return play

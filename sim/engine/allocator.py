@@ -1,10 +1,12 @@
-"""The memory of every device: plays the buffer events of each op against the rules of an allocator."""
+"""The memory of every device: plays the buffer events of each op and counts live bytes.
+
+Allocators that place buffers build on this: see `sim.engine.blocks`.
+"""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,23 +15,12 @@ from sim.binding import Binding, Resident
 from sim.errors import OutOfMemory
 from sim.memory.buffers import END, EVENTS, START, BufferKind
 from sim.memory.counting import Counting
-from sim.recording import buffer_sizes
+from sim.memory.rules import Rules
+from sim.recording import Tables, buffer_sizes
 from sim.trace import MEMORY
 
 
-class Rules(Protocol):
-    """A clockless allocator: see `sim.memory.counting`."""
-
-    live_bytes: int
-    capacity_bytes: int | None
-
-    def malloc(self, size_bytes: int) -> bool:
-        """Take bytes, or say that they do not fit."""
-        ...
-
-    def free(self, size_bytes: int) -> None:
-        """Give bytes back."""
-        ...
+_IDLE = (True, True)
 
 
 class Allocator:
@@ -41,7 +32,7 @@ class Allocator:
 
     def __init__(self, binding: Binding, events: NDArray[np.void] | None, ops: int, name: Callable[[int], str]) -> None:
         self._binding, self._name = binding, name
-        self.devices: list[Rules] = [Counting(capacity) for capacity in binding.capacity_bytes]
+        self.devices = [Counting(capacity) for capacity in binding.capacity_bytes]
         events = np.empty(0, EVENTS) if events is None else events
         delta = buffer_sizes(binding, events) * events["sign"]
         self._known, self._grown = events, list[tuple[int, ...]]()
@@ -54,13 +45,20 @@ class Allocator:
         self._refused: int | None = None  # the event that did not fit, where one did not
         self._resident: list[Resident] = []
         for resident in binding.resident:
-            if not self.devices[resident.device].malloc(resident.size_bytes):
-                wanted_for = f"the {resident.kind.category} of stage {resident.stage}"
-                raise self._out_of_memory(resident.device, resident.size_bytes, wanted_for)
-            self._resident.append(resident)
+            self._hold(resident)
+
+    def _hold(self, resident: Resident) -> None:
+        rules = self.devices[resident.device]
+        if not rules.malloc(resident.size_bytes):
+            raise self._out_of_memory(rules, resident.device, resident.size_bytes, named(resident))
+        self._resident.append(resident)
 
     def grow(self, op: int, events: Sequence[tuple[int, ...]]) -> None:
         """Add the events of a program's next op, numbered one after the last."""
+        if not events:
+            self._first += (self._first[-1],) * 2
+            self.idle += _IDLE
+            return
         for when in (START, END):
             now = [event for event in events if event[0] == when]
             for event in now:
@@ -82,14 +80,15 @@ class Allocator:
         self._times.append(now_s)
         for event in range(self._first[slot], self._first[slot + 1]):
             device, delta = self._device[event], self._delta[event]
+            rules = self.devices[device]
             if delta < 0:
-                self.devices[device].free(-delta)
-            elif not self.devices[device].malloc(delta):
+                rules.free(-delta)
+            elif not rules.malloc(delta):
                 self._refused = event
-                raise self._out_of_memory(device, delta, self._name(slot // 2))
+                raise self._out_of_memory(rules, device, delta, self._name(slot // 2))
 
-    def columns(self) -> NDArray[np.void]:
-        """Every change of live memory so far, in order of time (dtype `MEMORY`)."""
+    def columns(self) -> Tables:
+        """What happened so far: every change of live memory, in order of time."""
         resident = np.array(
             [(0.0, -1, r.device, r.kind, r.stage, 0, r.size_bytes) for r in self._resident], dtype=MEMORY
         )
@@ -105,12 +104,14 @@ class Allocator:
             played[name] = events[name]
         played["time_s"] = np.repeat(np.frombuffer(self._times), counts)
         played["bytes"] = np.array(self._delta)[rows]
-        return np.concatenate([resident, played])
+        return Tables(np.concatenate([resident, played]))
 
-    def _out_of_memory(self, device: int, requested: int, wanted_for: str) -> OutOfMemory:
-        rules, name = self.devices[device], self._binding.devices[device]
+    def _out_of_memory(
+        self, rules: Counting | Rules, device: int, requested: int, wanted_for: str, refusal: str = ""
+    ) -> OutOfMemory:
+        name = self._binding.devices[device]
         held: dict[str, int] = {}
-        columns = self.columns()
+        columns = self.columns().events
         for row in columns[columns["device"] == device]:
             category = BufferKind(int(row["kind"])).category
             held[category] = held.get(category, 0) + int(row["bytes"])
@@ -119,7 +120,13 @@ class Allocator:
         error = OutOfMemory(
             f"{name} is out of memory: {requested:,} B wanted for {wanted_for}, "
             f"{capacity - rules.live_bytes:,} B free of {capacity:,} B; held: {holding or 'nothing'}"
+            + (f"\n{refusal}" if refusal else "")
         )
         error.device, error.requested_bytes = name, requested
         error.live_bytes, error.capacity_bytes = rules.live_bytes, capacity
         return error
+
+
+def named(resident: Resident) -> str:
+    """What a message calls it."""
+    return f"the {resident.kind.category} of stage {resident.stage}"

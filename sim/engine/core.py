@@ -13,7 +13,7 @@ import simpy
 
 from sim.engine.allocator import Allocator
 
-_FIRST_KEY = 2  # SimPy's own priorities are 0 and 1
+FIRST_KEY = 2  # of ops among equals in time: SimPy's own priorities are 0 and 1
 _LAST = 1 << 126
 
 
@@ -81,7 +81,7 @@ class Core:
             self._dispatching = True
             self.wake(self._dispatch, 0.0, _LAST)
 
-    def wake(self, callback: Callable[[simpy.Event], None], delay_s: float, key: int = _FIRST_KEY - 1) -> None:
+    def wake(self, callback: Callable[[simpy.Event], None], delay_s: float, key: int = FIRST_KEY - 1) -> None:
         """Call ``callback`` after ``delay_s``, among equals in time by ``key``."""
         event = Completion(self.env, callback)
         self.env.schedule(event, key, delay_s)  # type: ignore[arg-type]  # any int orders the queue
@@ -93,30 +93,38 @@ class Core:
     def _dispatch(self, _: simpy.Event) -> None:
         self._dispatching = False
         ready, self._ready = self._ready, []
+        self.dispatch(ready)
+
+    def dispatch(self, ready: list[int]) -> None:
+        """Hand ops to their stations, when this instant's ends are done: see `ready`."""
         if len(ready) > 1:
             ready.sort(key=self.keys.__getitem__)
         for op in ready:
             station = self.stations[op]
             if station is None:
-                self.start(op)
-                self.env.schedule(self.completion(op), _FIRST_KEY + self.keys[op], self.seconds[op])  # type: ignore[arg-type]
+                self.start(op, self.work)
             else:
                 station.request(op)
 
-    def start(self, op: int) -> None:
-        """The op starts now, and allocates."""
-        self.start_s[op] = self.env.now
+    def start(self, op: int, work: Callable[[int], None]) -> None:
+        """The op starts now and allocates; ``work`` goes on once it has its memory."""
+        self.start_s[op] = now_s = self.env.now
         if not self._idle[2 * op]:
-            self.memory.play(2 * op, self.env.now)
+            self.memory.play(2 * op, now_s)
+        work(op)
+
+    def work(self, op: int) -> None:
+        """The op will end after its seconds: nothing contends with it any more."""
+        self.env.schedule(self.completion(op), FIRST_KEY + self.keys[op], self.seconds[op])  # type: ignore[arg-type]
 
     def end(self, op: int, delay_s: float = 0.0) -> None:
         """The op will end after ``delay_s``."""
-        self.env.schedule(self.completion(op), _FIRST_KEY + self.keys[op], delay_s)  # type: ignore[arg-type]
+        self.env.schedule(self.completion(op), FIRST_KEY + self.keys[op], delay_s)  # type: ignore[arg-type]
 
     def _complete(self, event: Completion) -> None:
         op = event.op
         self._completions[op] = None
-        self.end_s[op] = self.env.now
+        self.end_s[op] = now_s = self.env.now
         if not self._idle[2 * op + 1]:
-            self.memory.play(2 * op + 1, self.env.now)
+            self.memory.play(2 * op + 1, now_s)
         self.ended(op)

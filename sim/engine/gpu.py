@@ -20,9 +20,8 @@ class Exclusive:
         self._queue.request(op, ("device",))
 
     def _begin(self, op: int) -> None:
-        self._core.start(op)
         self._core.completion(op).callbacks.append(lambda _: self._core.defer(lambda: self._queue.release(op)))
-        self._core.end(op, self._core.seconds[op])
+        self._core.start(op, self._core.work)
 
 
 class Shared:
@@ -44,12 +43,17 @@ class Shared:
 
     def request(self, op: int) -> None:
         """See `Station`."""
-        self._core.start(op)
+        self._core.start(op, self._join)
+
+    def _join(self, op: int) -> None:
+        self._advance()
+        heapq.heappush(self._ends, (self._virtual + self._core.seconds[op], op))
+        self._schedule()
+
+    def _advance(self) -> None:
         now = self._core.env.now
         self._virtual = self._virtual + (now - self._since) * self._speed if self._ends else 0.0
         self._since = now
-        heapq.heappush(self._ends, (self._virtual + self._core.seconds[op], op))
-        self._schedule()
 
     def _schedule(self) -> None:
         self._wakes += 1

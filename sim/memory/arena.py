@@ -82,6 +82,7 @@ class Arena:
         if capacity_bytes is not None and packing.total_bytes > capacity_bytes:
             raise UnsupportedPlan(f"the planned arena of {packing.total_bytes:,} B is larger than {capacity_bytes:,} B")
         self.capacity_bytes, self._packing, self._next = capacity_bytes, packing, 0
+        self.refusal, self.waits = "", False
         self.statistics, self._held = MemoryStats(), dict[int, tuple[int, int]]()
         self._gauges = self.statistics.of("large_pool")
         for gauges in self._gauges:
@@ -91,6 +92,11 @@ class Arena:
     def live_bytes(self) -> int:
         """Bytes in blocks in use."""
         return self.statistics.pools["all"].allocated_bytes.current
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of the arena."""
+        return self._packing.total_bytes
 
     def malloc(self, size_bytes: int, stream: int = 0, tag: Tag | None = None) -> Grant | None:
         """The place planned for the next request."""

@@ -19,7 +19,7 @@ class BestFit:
     """Blocks of multiples of 512 bytes; ``reserved`` is everything up to the end of the last one in use."""
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
-        self.capacity_bytes = capacity_bytes
+        self.capacity_bytes, self.refusal = capacity_bytes, ""
         self.statistics, self.waits = MemoryStats(), StreamWaits()
         self.pool = Pool(False, self.statistics.of("large_pool"))
         self.active: dict[int, Block] = {}
@@ -29,6 +29,11 @@ class BestFit:
     def live_bytes(self) -> int:
         """Bytes in blocks in use."""
         return self.statistics.pools["all"].allocated_bytes.current
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes up to the end of the last block in use."""
+        return self.statistics.pools["all"].reserved_bytes.current
 
     def malloc(self, size_bytes: int, stream: int = 0, tag: Tag | None = None) -> Grant | None:
         """The smallest free block that fits, else more at the end; ``None`` where that is beyond the capacity."""
@@ -40,6 +45,7 @@ class BestFit:
         block = self.pool.best(0, size) or self._extend(size)
         if block is None:
             self.statistics.num_ooms += 1
+            self.refusal = self._refuse(size)
             return None
         if block.size > size:
             rest = Block(self.pool, 0, block.address + size, block.size - size)
@@ -54,6 +60,11 @@ class BestFit:
             gauges.allocated_bytes.add(size)
             gauges.requested_bytes.add(size_bytes)
         return Grant(block.address, size)
+
+    def _refuse(self, size: int) -> str:
+        largest = max((block.size for block in self.pool.blocks()), default=0)
+        behind = (self.capacity_bytes or 0) - self.reserved_bytes
+        return f"best fit for {size:,} B: the largest free block has {largest:,} B, behind the last are {behind:,} B"
 
     def _extend(self, size: int) -> Block | None:
         end = self._last.end if self._last is not None else _FIRST_ADDRESS

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
+from sim.memory.rules import DeviceCall
+
+GIB = 2**30
 _FIRST_ADDRESS = 0x7F00_0000_0000
 _ALIGNMENT = 2**21
 _ADDRESSES_WITHOUT_LIMIT = 2**44
@@ -38,6 +43,56 @@ class Driver(Protocol):
     def unmap(self, address: int, size_bytes: int) -> None:
         """cuMemUnmap and cuMemRelease."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class DriverCosts:
+    """Seconds that a call to the driver takes by itself, beyond waiting for the device.
+
+    A cudaMalloc or a cudaFree takes a time of its own and more with every byte; pages of expandable segments are made
+    and unmade one by one. A call that fails takes what it would without a byte, or with one page.
+
+    They differ from machine to machine and are seldom published, so the defaults are assumed, of the size that people
+    report. A cudaMalloc: 0.2 ms for 64 KB to 1.2 ms for 64 MB (github.com/rtj1/cuda-mempool, README). A page of 2 MiB
+    on an A100: cuMemCreate, cuMemMap and cuMemSetAccess 0.23 ms together, cuMemUnmap 0.03 ms
+    (github.com/magnate3/linux-riscv-dev, nccl/gpu/shm/bench_vmm, README).
+    """
+
+    malloc_s: float = 0.5e-3
+    malloc_s_per_byte: float = 0.5e-3 / GIB
+    free_s: float = 0.5e-3
+    free_s_per_byte: float = 0.5e-3 / GIB
+    map_s: float = 0.25e-3
+    unmap_s: float = 0.05e-3
+    ASSUMED: ClassVar[DriverCosts]
+
+    def __str__(self) -> str:
+        malloc, free = (
+            f"{1e3 * each:g} ms + {1e3 * GIB * per_byte:g} ms/GiB"
+            for each, per_byte in ((self.malloc_s, self.malloc_s_per_byte), (self.free_s, self.free_s_per_byte))
+        )
+        pages = f"{1e3 * self.map_s:g} ms to map a page, {1e3 * self.unmap_s:g} ms to unmap it"
+        return f"cudaMalloc {malloc}, cudaFree {free}, {pages}"
+
+    def seconds(self, calls: Iterable[DeviceCall]) -> float:
+        """What some calls take, one after another."""
+        return sum(self._seconds(call) for call in calls)
+
+    def _seconds(self, call: DeviceCall) -> float:
+        size, pages = (0, 1) if call.failed else (call.bytes, call.pages)
+        match call.action:
+            case "segment_alloc":
+                return self.malloc_s + self.malloc_s_per_byte * size
+            case "segment_free":
+                return self.free_s + self.free_s_per_byte * size
+            case "segment_map":
+                return self.map_s * pages
+            case "segment_unmap":
+                return self.unmap_s * pages
+        return 0.0
+
+
+DriverCosts.ASSUMED = DriverCosts()
 
 
 class SimulatedDriver:

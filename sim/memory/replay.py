@@ -119,13 +119,14 @@ def the_device(snapshot: Snapshot, device: int | None) -> int:
 class _Recorded(SimulatedDriver):
     """Answers as the driver did: ``ahead`` are the segment events until the next allocation, ``fails`` its outcome.
 
-    ``coming`` are the pages that will be mapped for the stream at work: the first of a new segment is where it begins.
+    ``coming`` are the pages that will be mapped: the first for the ``stream`` at work is where a new segment begins,
+    and it ends before those of others.
     """
 
     def __init__(self, total_bytes: int | None, found: Replay, coming: Callable[[], Iterator[Entry]]) -> None:
         super().__init__(total_bytes, first_address=_ELSEWHERE)
         self.ahead: deque[Entry] = deque()
-        self.fails, self.coming = False, coming
+        self.fails, self.stream, self.coming = False, 0, coming
         self._found = found
         self.reserved: list[tuple[int, int]] = []
 
@@ -167,11 +168,13 @@ class _Recorded(SimulatedDriver):
     def reserve(self, page_bytes: int) -> tuple[int, int]:
         address, size = super().reserve(page_bytes)
         small = page_bytes == SMALL_BUFFER  # a small request maps one page, and large pages are larger
-        maps = (entry.address for entry in self.coming() if (entry.size == SMALL_BUFFER) == small)
-        taken = self.reserved
-        first = next((a for a in maps if not any(begin <= a < end for begin, end in taken)), address)
-        size = min([size, *(begin - first for begin, _ in taken if begin > first)]) // page_bytes * page_bytes
-        taken.append((first, first + size))
+        mine, others = list[int](), [begin for begin, _ in self.reserved]
+        for entry in self.coming():
+            same = (entry.stream, entry.size == SMALL_BUFFER) == (self.stream, small)
+            (mine if same else others).append(entry.address)
+        first = mine[0] if mine else address
+        size = min([size, *(other - first for other in others if other > first)]) // page_bytes * page_bytes
+        self.reserved.append((first, first + size))
         return first, size
 
     def map(self, address: int, size_bytes: int) -> bool:
@@ -191,7 +194,7 @@ class _Player:
             raise UnsupportedPlan(
                 "recorded with garbage collection, which depends on the GPU's memory: say how much it is"
             )
-        self.found, self.at, self.stream = Replay(), 0, 0
+        self.found, self.at = Replay(), 0
         self.found.inferred_blocks = self._begin()
 
     def _begin(self) -> int:
@@ -294,13 +297,13 @@ class _Player:
 
     def _coming(self) -> Iterator[Entry]:
         later = (self.trace[index] for index in range(self.at, len(self.trace)))
-        return (entry for entry in later if entry.action == "segment_map" and entry.stream == self.stream)
+        return (entry for entry in later if entry.action == "segment_map")
 
     def _allocate(self, entry: Entry, before: Sequence[Entry]) -> None:
         """Play an allocation, or the failure of one, and what it took from the driver before."""
         fails, events = entry.action == "oom", self._asked(entry, before) if before else ()
         self.driver.ahead.extend(events)
-        self.driver.fails, self.stream = fails, entry.stream
+        self.driver.fails, self.driver.stream = fails, entry.stream
         grant = self.caching.malloc(entry.size, entry.stream)
         self._drain()
         if fails or grant is None:

@@ -73,7 +73,8 @@ class Reserve:
         for gauges in block.pool.gauges:
             gauges.reserved_bytes.subtract(size)
         self.stats.num_device_free += 1
-        self.calls.append(DeviceCall(action, size))
+        pages = size // block.expandable.page_bytes if block.expandable is not None else 1
+        self.calls.append(DeviceCall(action, size, pages=pages))
         self._log(action, address, size, block.stream)
 
     def release(self, block: Block) -> None:
@@ -166,7 +167,7 @@ class Reserve:
         assert segment is not None
         mapped = -(-size // segment.page_bytes) * segment.page_bytes
         backed = self.driver.map(block.address, mapped)
-        self.calls.append(DeviceCall("segment_map", mapped, failed=not backed))
+        self.calls.append(DeviceCall("segment_map", mapped, not backed, mapped // segment.page_bytes))
         if not backed:
             return False
         address = block.address

@@ -14,12 +14,18 @@ Action = Literal["segment_alloc", "segment_free", "segment_map", "segment_unmap"
 class DeviceCall(NamedTuple):
     """One call to the driver: a cudaMalloc, a cudaFree, pages mapped or unmapped, or a wait for all streams.
 
-    ``bytes`` is 0 for a wait; ``failed`` says that there was no memory left.
+    ``bytes`` is 0 for a wait; ``failed`` says that there was no memory left. Mapped are ``pages`` of equal size.
     """
 
     action: Action
     bytes: int
     failed: bool = False
+    pages: int = 1
+
+    @property
+    def synchronizes(self) -> bool:
+        """Whether it waits for the work that the device has been given."""
+        return self.action in ("segment_free", "segment_unmap", "synchronize")
 
 
 class Grant(NamedTuple):
@@ -38,7 +44,32 @@ class Tag(NamedTuple):
 
 
 class Rules(Protocol):
-    """A clockless allocator of one device."""
+    """A clockless allocator of one device.
+
+    ``refusal`` says why `malloc` returned ``None``, in the words of whoever wrote the allocator.
+    """
+
+    refusal: str
+
+    @property
+    def waits(self) -> object:
+        """True where freed memory is still used by streams."""
+        ...
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """The memory of the device, ``None`` where nothing limits it."""
+        ...
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes in blocks in use."""
+        ...
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes held from the driver."""
+        ...
 
     def malloc(self, size_bytes: int, stream: int = 0, tag: Tag | None = None) -> Grant | None:
         """Room for ``size_bytes`` to be used on ``stream``; ``None`` where there is none. 0 bytes need no block."""

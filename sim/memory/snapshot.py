@@ -247,7 +247,12 @@ def write(path: str | Path, devices: Sequence[Caching]) -> None:
 
     Category and layer of a block stand in its one stack frame.
     """
-    Path(path).write_bytes(pickle.dumps(as_pytorch(devices), protocol=4))
+    dump(path, as_pytorch(devices))
+
+
+def dump(path: str | Path, value: dict[str, Any]) -> None:
+    """Write what `as_pytorch` returns."""
+    Path(path).write_bytes(pickle.dumps(value, protocol=4))
 
 
 def as_pytorch(devices: Sequence[Caching]) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from typing import Literal
 from sim.errors import InvalidSchedule, UnsupportedPlan
 from sim.memory.buffers import END, START, BufferEvent, BufferKind
 from sim.ops import Lane, OpId, OpKind
-from sim.program import Actor, Ask, BulkSynchronous, Do, Op, Program
+from sim.policies import BulkSynchronous
+from sim.program import Actor, Ask, Do, Op, Program
 from sim.schedule import Schedule, ScheduleBuilder, Shape
 
 

@@ -74,11 +74,10 @@ def peaks(trace: Trace) -> list[int]:
 def test_plans_of_every_planner(
     compose: Any, mesh: Any, drawn: tuple[Schedule, str], data: st.DataObject, zero: bool
 ) -> None:
-    """Times, flows, memory; peaks too, unless computing takes no time: then events of an instant may change places."""
+    """Times, flows, and memory event by event, also where computing takes no time."""
     schedule, weights = drawn
     simulated, exact = both(*compose(schedule, weights=weights, **data.draw(settings_of(mesh, schedule, zero))))
-    assert sorted(simulated.memory.tolist()) == sorted(exact.memory.tolist())
-    assert zero or peaks(simulated) == peaks(exact)
+    assert simulated.memory.tolist() == exact.memory.tolist()
 
 
 def both(plan: Plan, binding: Binding) -> list[Trace]:

@@ -29,6 +29,7 @@ def outcome(name: str, method: str, samples_per_s: float | None, **changes: Any)
     return {
         "name": name,
         "method": method,
+        "allocator": {"name": "counting", "settings": ""},
         "samples_per_s": samples_per_s,
         "mfu": None,
         "why": "gpu0 computes 60 % of the time",

@@ -1,4 +1,4 @@
-"""Max-min fair shares: hand-worked rates and times, the condition that makes rates max-min fair, and exact fluids."""
+"""Flows over fair links: hand-worked times, and the same fluid in exact fractions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.cluster import Cluster, Link, Node
-from sim.engine.fair_share import check_capacity, max_min
+from sim.engine.pool import Flow, Pool
 from sim.engine.run import run
 from sim.errors import BrokenInvariant
 
 INF = float("inf")
-LINKS = 6
 
 
 def line(bytes_per_s: list[float], kinds: str = "", latency_s: float = 0.0) -> Cluster:
@@ -40,57 +39,6 @@ def ends(jobs: Any, job: Any) -> Any:
         return list(trace.end_s[len(flows) :].tolist())
 
     return ends
-
-
-@pytest.mark.parametrize(
-    ("routes", "capacity", "rates"),
-    [
-        ([(0,), (0,)], {0: 2.0}, [1.0, 1.0]),
-        ([(0,), (0, 1), (1,)], {0: 1.0, 1: 1.0}, [0.5, 0.5, 0.5]),
-        ([(0, 1, 2), (0,), (1,), (2,)], {0: 1.0, 1: 1.0, 2: 1.0}, [0.5] * 4),  # the parking lot
-        ([(0, 1, 2), (0,), (1,), (2,)], {0: 1.0, 1: 2.0, 2: 4.0}, [0.5, 0.5, 1.5, 3.5]),
-        ([(0,), (0, 1), (0, 1), (1,)], {0: 3.0, 1: 4.0}, [1.0, 1.0, 1.0, 2.0]),
-        ([(0, -1), (0,)], {0: 4.0, -1: 1.0}, [1.0, 3.0]),  # a flow with a cap of its own
-        ([(0, 0)], {0: 2.0}, [2.0]),
-        ([()], {}, [INF]),
-        ([(0,), (0, 1), (1,)], {0: INF, 1: INF}, [INF] * 3),
-        ([(0,), (0, 1), (1,)], {0: INF, 1: 1.0}, [INF, 0.5, 0.5]),
-        ([], {}, []),
-    ],
-)
-def test_rates_by_hand(routes: list[tuple[int, ...]], capacity: dict[int, float], rates: list[float]) -> None:
-    assert max_min(routes, capacity) == rates
-    check_capacity(routes, rates, capacity)
-
-
-ROUTES = st.lists(
-    st.sets(st.integers(0, LINKS - 1), min_size=1).map(lambda links: tuple(sorted(links))), min_size=1, max_size=12
-)
-CAPACITY = st.lists(st.floats(1e-3, 1e12), min_size=LINKS, max_size=LINKS).map(lambda rates: dict(enumerate(rates)))
-
-
-@given(ROUTES, CAPACITY)
-@settings(max_examples=400)
-def test_rates_are_feasible_and_every_flow_has_a_bottleneck(
-    routes: list[tuple[int, ...]], capacity: dict[int, float]
-) -> None:
-    """Bertsekas & Gallager 6.5.2: max-min fair if and only if each flow crosses a full link on which none is faster."""
-    rates = max_min(routes, capacity)
-    load = {link: sum(rate for route, rate in zip(routes, rates, strict=True) if link in route) for link in capacity}
-    assert all(load[link] <= capacity[link] * (1 + 1e-9) for link in capacity)
-    for route, rate in zip(routes, rates, strict=True):
-        assert rate > 0
-        assert any(
-            load[link] >= capacity[link] * (1 - 1e-9)
-            and all(rate >= other * (1 - 1e-9) for on, other in zip(routes, rates, strict=True) if link in on)
-            for link in route
-        )
-    check_capacity(routes, rates, capacity)
-
-
-def test_a_full_link_is_a_broken_invariant() -> None:
-    with pytest.raises(BrokenInvariant, match="link 3"):
-        check_capacity([(3,), (3,)], [1.0, 1.1], {3: 2.0})
 
 
 def test_a_shared_uplink(ends: Any) -> None:
@@ -140,56 +88,165 @@ def test_a_small_flow_late_in_a_long_run(ends: Any, asked_s: float) -> None:
         assert end_s == pytest.approx(asked_s, abs=2e-8)
 
 
-def fluid(flows: list[tuple[int, int, float, float]], bytes_per_s: list[float]) -> list[float]:
-    """The same in exact fractions: rates rise together until a link is full."""
-    left = {k: Fraction(size) for k, (_, _, size, _) in enumerate(flows)}
-    end: dict[int, Fraction] = {}
-    now = Fraction(0)
-    while left:
-        active = [k for k in left if Fraction(flows[k][3]) <= now]
-        rates, free = {k: Fraction(0) for k in active}, {*active}
-        while free:
-            slack = {
-                link: (Fraction(rate) - sum((rates[k] for k in active if crosses(flows[k], link)), Fraction(0)))
-                / sum(crosses(flows[k], link) for k in free)
-                for link, rate in enumerate(bytes_per_s)
-                if any(crosses(flows[k], link) for k in free)
-            }
-            rise = min(slack.values())
-            for k in free:
-                rates[k] += rise
-            full = [link for link, room in slack.items() if room == rise]
-            free = {k for k in free if not any(crosses(flows[k], link) for link in full)}
-        due = [now + left[k] / rates[k] for k in active]
-        due += [Fraction(asked_s) for *_, asked_s in flows if asked_s > now]
-        step = min(due) - now
-        now += step
-        for k in active:
-            left[k] -= rates[k] * step
-            if not left[k]:
-                del left[k]
-                end[k] = now
-    return [float(end[k]) for k in range(len(flows))]
+@pytest.mark.parametrize(
+    ("changes", "end_s"),
+    [
+        ([(1.0, 0, 1.0)], 7.0),  # 2 of 8 B in the first second, 6 B at half the speed
+        ([(1.0, 0, 4.0)], 2.5),
+        ([(1.0, 0, 0.0), (3.0, 0, 2.0)], 6.0),  # stalled for two seconds
+        ([(1.0, 0, 0.0)], INF),
+        ([(1.0, 0, INF)], 1.0),
+        ([(1.0, 1, 1.0)], 7.0),  # a link of its route that was wide
+        ([(1.0, 2, 1.0), (2.0, 2, 0.0), (3.0, 2, INF)], 5.5),  # a link that is not shared: 2, 1, 0 B, then 5 B at 2
+        ([(4.0, 0, 0.0)], 4.0),  # at the very instant of its end
+        ([(0.0, 0, 1.0)], 8.0),
+        ([(9.0, 0, 0.0)], 4.0),
+        ([(1.0, 3, 0.0)], 4.0),  # a link that it does not cross
+    ],
+)
+def test_a_bandwidth_that_changes(carry: Any, changes: list[tuple[float, int, float]], end_s: float) -> None:
+    assert carry(crossroads([2.0, INF, INF, 1.0], "ffl"), [([(0, 1, 2)], 8.0, 0.0)], changes) == [end_s]
 
 
-def crosses(flow: tuple[int, int, float, float], link: int) -> bool:
-    """Whether a flow on a line uses a link."""
-    return flow[0] <= link < flow[1]
+def test_a_bandwidth_that_changes_is_shared_anew(carry: Any) -> None:
+    """A and B have 2 each of link 0. Link 1 drops to 1 at 1 s: A has 1, B the other 3, until A is through at 3 s."""
+    flows = [([(0, 1)], 4.0, 0.0), ([(0,)], 12.0, 0.0)]
+    assert carry(crossroads([4.0, 8.0]), flows, [(1.0, 1, 1.0)]) == [3.0, 4.0]
+    assert carry(crossroads([4.0, 8.0]), flows, [(1.0, 1, 0.0)]) == [INF, 3.5]
 
 
-FLOW = st.tuples(
-    st.sets(st.integers(0, 4), min_size=2, max_size=2).map(sorted), st.integers(1, 64), st.integers(0, 16)
-).map(lambda drawn: (drawn[0][0], drawn[0][1], drawn[1] / 4, drawn[2] / 4))
+def test_nothing_needs_no_bandwidth(carry: Any) -> None:
+    flows = [([(0,)], 0.0, 1.0), ([(0, 1)], 1.0, 1.0)]
+    assert carry(crossroads([1.0, 1.0]), flows, [(0.5, 0, 0.0)]) == [1.0, INF]
+
+
+def test_a_change_at_the_very_instant_of_an_end_comes_too_late(carry: Any) -> None:
+    """3 s at 0.3 B/s are a little less than 0.9 B in binary."""
+    for link in (0, 1):
+        assert carry(crossroads([0.3, 0.3], "fl"), [([(link,)], 0.9, 0.0)], [(3.0, link, 0.0)]) == [3.0]
+
+
+def test_a_change_while_the_first_byte_is_on_its_way(carry: Any) -> None:
+    assert carry(crossroads([2.0]), [([(0,)], 4.0, 0.0)], [(0.5, 0, 1.0)], latency_s=1.0) == [5.0]
+
+
+def test_next_to_nothing_ends_with_what_ended_just_before_it_came(carry: Any) -> None:
+    assert carry(crossroads([2.0]), [([(0,)], 2.0, 0.0), ([(0,)], 1e-30, 1.0)]) == [1.0, 1.0]
+
+
+def test_a_link_that_was_idle_starts_afresh(carry: Any) -> None:
+    """Ten days at 1 TB/s would leave no digit for 3 B."""
+    flows = [([(0,)], 1e12, 0.0), ([(0,)], 3.0, 1e6)]
+    assert carry(crossroads([1e12]), flows, [(2.0, 0, 1.0)]) == [1.0, 1e6 + 3]
+
+
+def test_a_flow_s_end_moves_only_if_its_rate_does(carry: Any) -> None:
+    """To the last bit, whatever goes on elsewhere."""
+    links = crossroads([0.3, 0.7, 1.1])
+    alone = [([(0,)], 0.1, 0.3), ([(0,)], 0.7, 0.1)]
+    others = [([(1, 2)], 0.013 * k, 0.07 * k) for k in range(1, 20)]
+    assert carry(links, alone + others)[:2] == carry(links, alone)
+    wide = [([(0, 3)], size, asked_s) for _, size, asked_s in alone]
+    changes = [(0.11 * k, 3, 1.0 + 0.1 * k) for k in range(1, 30)]
+    assert carry([*links, *crossroads([1.0])], wide, changes) == carry(links, alone)
+
+
+def test_bytes_that_are_left_are_a_broken_invariant() -> None:
+    pool = Pool(1.0, 0.0)
+    pool.put(Flow(1, 0, (0,), 8.0), 0.0)
+    with pytest.raises(BrokenInvariant, match="a flow of 8 B ended with 4 B left"):
+        list(pool.finish(8.0, 4.0))
+
+
+def crossroads(bytes_per_s: list[float], kinds: str = "") -> list[Link]:
+    """Links without a topology. ``kinds``: l for a link of pure latency, else fair_share."""
+    return [
+        Link(f"link{k}", "", "", "latency" if kinds[k : k + 1] == "l" else "fair_share", 0.0, rate)
+        for k, rate in enumerate(bytes_per_s)
+    ]
+
+
+Asked = tuple[list[tuple[int, ...]], float, float]
+
+
+def fluid(links: list[Link], asked: list[Asked], changes: list[tuple[float, int, float]]) -> list[float]:
+    """The same in exact fractions: rates rise together until a link is full, or a limit on each flow is reached."""
+    speed = [link.bytes_per_s for link in links]
+    flows = [(op, route) for op, (routes, _, _) in enumerate(asked) for route in routes]
+    left = {k: Fraction(asked[op][1]) for k, (op, _) in enumerate(flows)}
+    start = [Fraction(asked[op][2]) for op, _ in flows]
+    changes = sorted(changes, key=lambda change: change[0])
+    end, now = dict.fromkeys(left, INF), Fraction(0)
+    while True:
+        while changes and changes[0][0] <= now:
+            _, link, speed[link] = changes.pop(0)
+        rates = shared_rates([(k, flows[k][1]) for k in left if start[k] <= now], links, speed)
+        if through := [k for k, rate in rates.items() if rate == INF or not left[k]]:
+            end |= dict.fromkeys(through, float(now))
+            left = {k: size for k, size in left.items() if k not in through}
+            continue
+        due = [now + left[k] / rate for k, rate in rates.items() if rate]
+        due += [start[k] for k in left if start[k] > now] + [Fraction(at_s) for at_s, *_ in changes]
+        if not due:
+            return [max(end[k] for k, (owner, _) in enumerate(flows) if owner == op) for op in range(len(asked))]
+        for k, rate in rates.items():
+            left[k] -= rate * (min(due) - now)
+        now = min(due)
+
+
+def shared_rates(
+    flows: list[tuple[int, tuple[int, ...]]], links: list[Link], speed: list[float]
+) -> dict[int, Fraction | float]:
+    """Rates by flow. A link of another kind is as many links as flows cross it."""
+    room: dict[tuple[int, int], Fraction] = {}
+    crossing: dict[tuple[int, int], list[int]] = {}
+    for k, route in flows:
+        for link in set(route):
+            if speed[link] < INF:
+                key = (link, -1 if links[link].kind == "fair_share" else k)
+                room[key] = Fraction(speed[link])
+                crossing.setdefault(key, []).append(k)
+    rates: dict[int, Fraction | float] = {k: INF for k, _ in flows}
+    free = {k for on in crossing.values() for k in on}
+    level = Fraction(0)
+    while free:
+        rising = {key: sum(k in free for k in on) for key, on in crossing.items()}
+        rise = min(room[key] / count for key, count in rising.items() if count)
+        level += rise
+        for key, count in rising.items():
+            room[key] -= rise * count
+        for key in [key for key, count in rising.items() if count and not room[key]]:
+            rates |= {k: level for k in crossing[key] if k in free}
+            free -= set(crossing[key])
+    return rates
+
+
+SPEED = st.sampled_from([1.0, 2.0, 3.0, 8.0, INF])
+ROUTE = st.lists(st.integers(0, 4), min_size=1, max_size=3).map(tuple)
+TIME = st.integers(0, 12).map(lambda quarters: quarters / 4)
+SIZE = st.integers(0, 40).map(lambda quarters: quarters / 4)
 
 
 @given(
-    flows=st.lists(FLOW, min_size=1, max_size=7), rates=st.lists(st.integers(1, 8).map(float), min_size=4, max_size=4)
+    speeds=st.lists(SPEED, min_size=5, max_size=5),
+    kinds=st.sampled_from(["fffff", "fffll"]),
+    asked=st.lists(st.tuples(st.lists(ROUTE, min_size=1, max_size=2), SIZE, TIME), min_size=1, max_size=8),
+    changes=st.lists(st.tuples(TIME, st.integers(0, 4), SPEED | st.just(0.0)), max_size=3, unique_by=lambda c: c[:2]),
+    after_all=st.booleans(),
 )
-@settings(max_examples=150)
-def test_flows_of_any_sizes_and_times(
-    ends: Any, flows: list[tuple[int, int, float, float]], rates: list[float]
+@settings(max_examples=400)
+def test_any_flows_over_any_links(
+    carry: Any,
+    speeds: list[float],
+    kinds: str,
+    asked: list[Asked],
+    changes: list[tuple[float, int, float]],
+    after_all: bool,
 ) -> None:
-    assert ends(flows, line(rates)) == pytest.approx(fluid(flows, rates), rel=1e-9)
+    links = crossroads(speeds, kinds)
+    assert carry(links, asked, changes, after_all=after_all) == pytest.approx(
+        fluid(links, asked, changes), rel=1e-12, abs=1e-12
+    )
 
 
 def test_flows_are_conserved_link_by_link(jobs: Any, job: Any) -> None:

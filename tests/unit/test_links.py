@@ -16,6 +16,8 @@ from sim.errors import UnsupportedPlan
 from sim.ops import OpKind
 from sim.planners import data_parallel, gpipe
 
+INF = float("inf")
+
 Flow = tuple[int, int, float, float]  # source, target, bytes, asked at
 
 
@@ -111,6 +113,52 @@ def test_circuits_by_definition(times: Any, flows: list[Flow]) -> None:
     for (one, first), (other, second) in combinations(zip(flows, got, strict=True), 2):
         if one[0] < other[1] and other[0] < one[1]:  # a link in common
             assert first[1] <= second[0] or second[1] <= first[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "end_s"),
+    [
+        ([(2.0, 0, 1.0)], [8.0, 13.0]),  # after 1 s on the way 2 of 8 B in 1 s, 6 B at half the speed; then 1 + 4 s
+        ([(2.0, 0, 0.0), (4.0, 0, 2.0)], [7.0, 10.0]),  # stalled for two seconds
+        ([(2.0, 0, 0.0)], [INF, INF]),
+        ([(2.0, 0, INF)], [2.0, 3.0]),
+        ([(0.5, 0, 4.0)], [3.0, 5.0]),  # while the first byte is on its way
+        ([(2.0, 1, 1.0)], [8.0, 13.0]),  # a link of its route that is a pure delay
+        ([(5.0, 0, 1.0)], [5.0, 10.0]),  # at the very instant of an end: for the next one only
+        ([(5.5, 0, 1.0)], [5.0, 10.0]),
+        ([(2.0, 2, 0.0)], [5.0, 8.0]),  # a link that they do not cross
+    ],
+)
+def test_a_bandwidth_that_changes(carry: Any, changes: list[tuple[float, int, float]], end_s: list[float]) -> None:
+    links = [
+        Link("", "", "", "fifo", 0.0, 2.0),
+        Link("", "", "", "latency", 0.0, INF),
+        Link("", "", "", "fifo", 0.0, 1.0),
+    ]
+    flows = [([(0, 1)], 8.0, 0.0), ([(0, 1)], 4.0, 0.0)]
+    assert carry(links, flows, changes, latency_s=1.0) == end_s
+
+
+def test_a_change_at_the_very_instant_of_an_end_comes_too_late(carry: Any) -> None:
+    """3 s at 0.3 B/s are a little less than 0.9 B in binary."""
+    assert carry([Link("", "", "", "fifo", 0.0, 0.3)], [([(0,)], 0.9, 0.0)], [(3.0, 0, 0.0)]) == [3.0]
+
+
+def test_nothing_needs_no_bandwidth(carry: Any) -> None:
+    flows = [([(0,)], 0.0, 1.0), ([(0,)], 1.0, 1.0)]
+    assert carry([Link("", "", "", "fifo", 0.0, 1.0)], flows, [(0.5, 0, 0.0)]) == [1.0, INF]
+
+
+def test_what_does_not_cross_the_link_is_left_alone(carry: Any) -> None:
+    """To the last bit."""
+    links, flows = [Link("", "", "", "fifo", 0.0, rate) for rate in (0.3, 0.7)], [([(0,)], 0.17, 0.1)]
+    assert carry(links, flows, [(0.1 + 0.01 * k, 1, 0.1 * k) for k in range(1, 50)]) == carry(links, flows)
+
+
+def test_hops_of_one_op_share_a_link_whose_bandwidth_changes(carry: Any) -> None:
+    """Two hops over link 0 have 2 B/s each: 2 of 8 B in the first second; then 1 B/s each, less than link 1 has."""
+    links = [Link("", "", "", "fifo", 0.0, 4.0), Link("", "", "", "fifo", 0.0, 3.0)]
+    assert carry(links, [([(0,), (0, 1)], 8.0, 0.0)], [(1.0, 0, 2.0)]) == [7.0]
 
 
 def test_a_channel_carries_its_transfers_in_order_and_minds_no_other(jobs: Any, job: Any) -> None:

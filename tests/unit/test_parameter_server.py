@@ -20,7 +20,8 @@ from sim.model import DeviceSpec, Layer
 from sim.ops import Lane, OpId, OpKind
 from sim.passes.weight_versions import staleness
 from sim.planners import data_parallel
-from sim.program import Actor, Ask, BulkSynchronous, Do, Op, Program
+from sim.policies import BulkSynchronous
+from sim.program import Actor, Ask, Do, Op, Program, Released
 from sim.trace import Trace
 from sim.training import Training
 
@@ -172,8 +173,8 @@ def test_the_barrier_step_by_step() -> None:
     assert barrier.on(first) == []
     assert barrier.on(gathered) == []
     barrier = pickle.loads(pickle.dumps(barrier))
-    assert barrier.on(second) == [gathered]
-    assert barrier.on(updated) == [first, second, updated]
+    assert barrier.on(second) == [Released(gathered)]
+    assert barrier.on(updated) == [Released(first), Released(second), Released(updated)]
     late = BulkSynchronous(1)
     assert late.on(first) == []
-    assert late.on(gathered) == [gathered]
+    assert late.on(gathered) == [Released(gathered)]
