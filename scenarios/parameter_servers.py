@@ -243,8 +243,9 @@ def _wrong_link(ends: Sequence[str], bytes_per_s: float, links: Sequence[Link], 
     if not links:
         yield Fault(f"there is no link between '{ends[0]}' and '{ends[1]}'", f"{path}.link")
     for link in links[:1]:
-        if link.kind != "fair_share":
-            yield Fault(f"link '{link.name}' is {link.kind}: only fair_share links degrade", f"{path}.link")
+        if link.kind not in ("fair_share", "fifo"):
+            message = f"link '{link.name}' is {link.kind}: only fair_share and fifo links degrade"
+            yield Fault(message, f"{path}.link")
         elif bytes_per_s >= link.bytes_per_s:
             yield Fault(f"not below the {link.bytes_per_s:g} B/s of link '{link.name}'", f"{path}.bandwidth")
 

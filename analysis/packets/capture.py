@@ -124,7 +124,7 @@ def frames(file: BinaryIO, damage: Damage) -> Iterator[Frames]:
             found = _search(source, form, at + 1)
             then = _Then.MORE if found is None else _Then.DAMAGED
         elif then is _Then.DAMAGED:
-            found = _search(source, form, starts[-1] + 1 if starts else at)
+            found = _search(source, form, starts[-1] + 1 if starts else at + 1)
             if found is not None and found < at:  # the length before the nonsense was wrong already
                 starts.pop()
         damage.reasons[FRAMING] += then is _Then.DAMAGED and found != at  # else the clock was set, no more
@@ -161,7 +161,7 @@ def _search(source: _Source, form: _Format, begin: int) -> int | None:
         found = form.plausible(source.data, begin, begin + width, source.ended)
         if len(found):
             return int(found[0])
-        begin, width = begin + width, width * 8
+        begin, width = begin + width, min(width * 8, 1 << 17)
     return None
 
 

@@ -1,11 +1,11 @@
-"""How busy each server's link was: seconds of its full speed, whatever it was that limited each transfer.
+"""How busy each server's link was: seconds of full speed, whatever it was that limited each transfer.
 
 Time during which a link carries something is its busy time only if the link is what limits: a worker that loads from
 several servers at once, or over a slower link of its own, leaves part of it idle. Whether it does is seen when others
 come and go: within one transfer, does its own rate follow? So rates are regressed on the state (workers active at the
 server, servers active at the worker) with an effect of every transfer's own, as some are slower than others for reasons
-of their own, and slow ones are alone more often. n workers of rate exp(g) make a speed of n·exp(g); the highest of
-these is full speed, and time at less counts for less.
+of their own, and slow ones are alone more often. n workers of rate exp(g) make a speed of n·exp(g). Where that is
+near its highest is full speed; time in other states counts for less.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from analysis.packets.steps import Floats, Spans
 WINDOWS = 20
 """Parts of the time line whose scatter gives intervals."""
 LEAST_SHARE = 0.02
-"""A state in which less than this share of all bytes moved does not set the full speed."""
-SAME_SPEED = 0.9
+"""A state in which less than this share of all bytes moved does not set the highest speed."""
+SAME_SPEED = 0.8
+"""Of the highest speed: of four servers, three at work have 0.75."""
 
 
 class Link(NamedTuple):
-    """Busy seconds of a link and the bytes moved, in each window; whether it may never have been the limit."""
+    """Seconds of full speed and the bytes moved, in each window; whether something else may have been the limit."""
 
     busy_s: Floats
     moved: Floats
@@ -124,21 +125,18 @@ def _joined(parts: Sequence[_Pieces]) -> _Pieces:
 def _link(pieces: _Pieces) -> Link:
     states, state = np.unique(np.stack([pieces.workers, pieces.servers]), axis=1, return_inverse=True)
     speed = _speeds(pieces, state, states[0])
-    full = speed >= 1
-    alone = states[0] < states[1]
+    busy_s = pieces.length_s * speed[state] / pieces.workers
+    full, shared_out = speed == 1, states[0] < states[1]
     growing = not full.all() and states[0][full].min() == states[0].max()
-    shares = [
-        np.bincount(pieces.window, each, WINDOWS)
-        for each in (pieces.length_s * speed[state] / pieces.workers, pieces.moved)
-    ]
-    return Link(*shares, bool(alone[full].all() or growing))
+    limited = bool(shared_out[full].all() or growing)
+    return Link(*(np.bincount(pieces.window, each, WINDOWS) for each in (busy_s, pieces.moved)), limited)
 
 
 def _speeds(pieces: _Pieces, state: Ints, workers: Ints) -> Floats:
-    """The share of its full speed that a link has in each state.
+    """The speed of a link in each state, as a share of full speed.
 
     Least squares of log rates with fixed effects, weighted by bytes. States that no transfer connects cannot be
-    compared: the fastest of each group has full speed.
+    compared: each group has a full speed of its own.
     """
     known = (pieces.exact > 0) & (pieces.exact_s > 0)
     flow, state, moved = pieces.flow[known], state[known], pieces.exact[known]
@@ -152,9 +150,11 @@ def _speeds(pieces: _Pieces, state: Ints, workers: Ints) -> Floats:
     right = (sums - weight * sums.sum(axis=1, keepdims=True) / of_flow).sum(axis=0)
     effect = np.linalg.lstsq(normal, right, rcond=None)[0]
     group = connected_components(weight.T @ weight > 0, directed=False)[1]
-    speed = workers * np.exp(effect)
-    common = weight.sum(axis=0) >= LEAST_SHARE * weight.sum()
+    speed, moved_in = workers * np.exp(effect), weight.sum(axis=0)
     for each in np.unique(group):
-        mine = group == each
-        speed[mine] /= speed[mine & common].max() if (mine & common).any() else speed[mine].max()
-    return np.where(speed >= SAME_SPEED, 1.0, speed)
+        mine = np.flatnonzero(group == each)
+        common = mine[moved_in[mine] >= LEAST_SHARE * moved_in.sum()]
+        full = mine[speed[mine] >= SAME_SPEED * speed[common if len(common) else mine].max()]
+        speed[mine] /= np.average(speed[full], weights=moved_in[full] + 1e-300)
+        speed[full] = 1
+    return np.minimum(speed, 1)

@@ -191,8 +191,8 @@ class _Report:
         applied = [
             (end_s - begin_s)[self._dropped[worker] :]
             for worker, each in self._steps.items()
-            for begin_s, end_s in [each.applied[number]]
             if number in each.applied
+            for begin_s, end_s in [each.applied[number]]
         ]
         demand = self._demands.get(number)
         stations = ("downlink", "uplink", "apply")

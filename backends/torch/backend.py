@@ -9,13 +9,16 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.torch import crew
+from backends.torch import crew, servers
 from backends.torch.fingerprint import cpu, gpus
 from backends.torch.job import Accelerator, Arithmetic, Done, Job
 from backends.torch.refusals import accept
+from backends.torch.servers import Checkpoint, Compute, Place
 from sim.binding import Binding
 from sim.engine.allocator import Allocator
+from sim.errors import UnsupportedPlan
 from sim.plan import Plan
+from sim.program import Program
 from sim.recording import record
 from sim.schedule import Schedule
 from sim.trace import Trace
@@ -53,18 +56,30 @@ def run(
     oversubscribe: bool = False,
     patience_s: float = 60.0,
     on_start: Callable[[Mapping[str, int]], None] = lambda pids: None,
+    compute: Compute = "real",
+    places: Mapping[int, Place] = {},
+    checkpoint: Checkpoint | None = None,
 ) -> Outcome:
     """Train for the mini-batches of the plan.
 
     Weights, inputs and targets are drawn from the seed. ``arithmetic`` float64 is for comparing gradients;
     ``oversubscribe`` lets several compute lanes of a device share its core; on ``cuda`` each has a stream. For
     ``patience_s`` nothing may move before a run counts as hung; ``on_start`` is told the process id of each device.
+    With parameter servers: ``compute: sleep`` holds the binding's seconds while real bytes travel, and trains nothing;
+    ``places`` says where the process of a device runs, ``checkpoint`` where servers keep their state.
 
     Raises
     ------
     UnsupportedPlan, OutOfMemory : of the plan.
     BackendFailure : a worker raised, died or hung; none is left.
     """
+    if isinstance(plan.work, Program) and plan.work.layout is not None:
+        without = {"keep_gradients": keep_gradients, "count_memory": count_memory, "oversubscribe": oversubscribe}
+        _refuse({**without, f"accelerator {accelerator}": accelerator != "cpu"}, "with parameter servers")
+        served = servers.Job(plan, binding, seed, compute, arithmetic, checkpoint)
+        return Outcome(*servers.execute(served, places, patience_s, on_start))
+    with_servers = {f"compute: {compute}": compute != "real", "places": bool(places), "checkpoint": bool(checkpoint)}
+    _refuse(with_servers, "without schedule.name: parameter_server")
     schedule = accept(plan, binding, oversubscribe or accelerator == "cuda")
     memory = Allocator(binding, plan.events, len(schedule), lambda op: str(schedule.id(op)))
     job = job_of(plan, binding, seed, arithmetic, accelerator, keep_gradients, count_memory)
@@ -74,6 +89,12 @@ def run(
     columns = schedule.ops, schedule.lanes, schedule.order
     header = {"backend": BACKEND.name, "seed": seed, **_hardware(job, binding, version)}
     return Outcome(record(plan, binding, columns, start_s, end_s, memory.columns(), header), together(done))
+
+
+def _refuse(given: Mapping[str, bool], where: str) -> None:
+    """Refuse keywords that would have no influence."""
+    if names := [name for name, is_given in given.items() if is_given]:
+        raise UnsupportedPlan("\n".join(f"{name} has no influence {where}" for name in names))
 
 
 def job_of(

@@ -14,6 +14,7 @@ from sim.errors import UnsupportedPlan
 from sim.memory.allocators import COUNTING
 from sim.ops import COMPUTE_KINDS, OpKind
 from sim.plan import Plan
+from sim.program import Program
 from sim.schedule import Schedule
 
 _KINDS = (*COMPUTE_KINDS - {OpKind.ACCUMULATE}, *SENDS, OpKind.ALL_REDUCE)
@@ -29,15 +30,58 @@ def accept(plan: Plan, binding: Binding, oversubscribe: bool = False) -> Schedul
     schedule = plan.work
     if not isinstance(schedule, Schedule):
         raise UnsupportedPlan(f"the order of '{plan.method}' depends on time: use backend simulated")
-    reasons = [*_machine(), *_memory(binding), *_model(plan, binding), *_training(plan)]
+    parts = schedule.shape.micro_batches * schedule.shape.replicas
+    reasons = [*_machine(), *_memory(binding), *_model(plan, binding, parts), *_training(plan)]
     if reasons := [*reasons, *_order(schedule, binding, oversubscribe)]:
         raise UnsupportedPlan("\n".join(reasons))
     return schedule
 
 
-def _machine() -> Iterator[str]:
-    if importlib.util.find_spec("torch") is None:
-        yield "backend torch needs PyTorch: pip install twinrail[torch]"
+def accept_served(plan: Plan, binding: Binding, sleeping: bool) -> None:
+    """Whether this backend honours a program of parameter servers; ``sleeping``: it computes nothing.
+
+    What the planned devices and links would take, and how they vary, gives way to what this machine takes; a worker
+    that sleeps takes the planned time, and varies as planned.
+
+    Raises
+    ------
+    UnsupportedPlan : it does not; every reason at once, one a line.
+    """
+    reasons = [*_machine("torch", "zmq"), *_memory(binding), *_training(plan), *_served(plan, binding, sleeping)]
+    if not sleeping:
+        reasons += _model(plan, binding, 1)
+    if reasons:
+        raise UnsupportedPlan("\n".join(reasons))
+
+
+def _served(plan: Plan, binding: Binding, sleeping: bool) -> Iterator[str]:
+    assert isinstance(plan.work, Program)
+    layout, conditions, optimizer = plan.work.layout, binding.conditions, plan.training.optimizer
+    assert layout is not None
+    if optimizer not in ("sgd", "momentum"):
+        yield f"training.optimizer: a server applies sgd or momentum, not {optimizer}"
+    if layout.background:
+        yield "background: a second job is only simulated"
+    if layout.snapshot == "on_delivery":
+        yield "schedule.snapshot: a server reads what it sends when it is asked: use on_request"
+    if layout.order == "window":
+        yield "schedule.order: window is only simulated: use fifo, reverse or priority"
+    for service in {conditions.services[device] for device in layout.servers}:
+        if service.cores > 1:
+            yield f"parameter_servers.cores: a server applies on one core here, not {service.cores}: use 1"
+        if service.discipline != "fcfs":
+            yield f"parameter_servers.discipline: {service.discipline} is only simulated: use fcfs"
+    if conditions.stragglers and not sleeping:
+        yield "stragglers: a worker that computes takes the time it takes: use compute: sleep"
+    if conditions.outages or conditions.degradations:
+        yield "faults: are only simulated; kill a process of the run to see what it does"
+
+
+def _machine(*needed: str) -> Iterator[str]:
+    packages = {"torch": "PyTorch", "zmq": "pyzmq"}
+    for module in needed or ("torch",):
+        if importlib.util.find_spec(module) is None:
+            yield f"backend torch needs {packages[module]}: pip install twinrail[torch]"
 
 
 def _memory(binding: Binding) -> Iterator[str]:
@@ -45,13 +89,11 @@ def _memory(binding: Binding) -> Iterator[str]:
         yield f"memory.allocator: {binding.allocator.name} is only simulated: use counting, or backend simulated"
 
 
-def _model(plan: Plan, binding: Binding) -> Iterator[str]:
+def _model(plan: Plan, binding: Binding, parts: int) -> Iterator[str]:
     if plan.architecture is None:
         yield f"of model '{plan.model}' only times are known, no layers to run: use a shipped model by its name"
     elif len(plan.architecture.entries[-1].leaving) != 1:
         yield f"model '{plan.model}' is no classifier: this backend has no other loss"
-    shape = plan.work.shape
-    parts = shape.micro_batches * shape.replicas
     if binding.samples < 1 or binding.samples % parts:
         yield (
             f"{binding.samples:g} samples in {parts} micro-batches are no whole samples each: "

@@ -32,6 +32,7 @@ class FairShare:
         self._flows: list[dict[int, Flow]] = [{}]  # of each bundle
         self._flows_made = 0
         self._open: dict[int, int] = {}  # flows under way of each op
+        self._withdrawn: set[int] = set()
         self._pools: dict[int, Pool] = {}  # by bottleneck
         self._without_pool: list[Flow] = []
         self._left: set[int] = set()  # pools that flows have left
@@ -54,6 +55,19 @@ class FairShare:
             if self._bundle(route) != before:
                 self._rebundle(before, route)
 
+    def withdraw(self, op: int) -> None:
+        """Forget an op under way: it moves no more bytes, and never ends."""
+        if self._open.pop(op, None) is None:
+            self._withdrawn.add(op)  # before it departs
+            return
+        for route in self._payloads[op].routes:
+            bundle = self._bundle(route)
+            for flow in [flow for flow in self._flows[bundle].values() if flow.op == op]:
+                self._take_out(flow)
+            if (bottleneck := self._rates.bottleneck[bundle]) is not None:
+                self._left.add(bottleneck)
+        self._settle_soon()
+
     def _depart(self, op: int) -> None:
         latency_s = self._payloads[op].latency_s
         if latency_s:
@@ -62,6 +76,8 @@ class FairShare:
             self._arrive(op)
 
     def _arrive(self, op: int) -> None:
+        if op in self._withdrawn:
+            return
         payload = self._payloads[op]
         self._open[op] = len(payload.routes)
         for route in payload.routes:
@@ -116,12 +132,15 @@ class FairShare:
 
     def _rebundle(self, before: int, route: tuple[int, ...]) -> None:
         for flow in [flow for flow in self._flows[before].values() if flow.route == route]:
-            if flow.pool is None:
-                self._without_pool.remove(flow)
-            else:
-                flow.pool.let_go(flow, self._core.env.now)
-            self._leave(flow)
+            self._take_out(flow)
             self._join(flow)
+
+    def _take_out(self, flow: Flow) -> None:
+        if flow.pool is None:
+            self._without_pool.remove(flow)
+        else:
+            flow.pool.let_go(flow, self._core.env.now)
+        self._leave(flow)
 
     def _settle_soon(self) -> None:
         if not self._settling:

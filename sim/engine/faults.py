@@ -7,7 +7,7 @@ is still applied. When it is back it begins that step anew; a gradient that was 
 A server that dies keeps its parameters, as one that restarts from a checkpoint of its last update does. What it was
 applying and what was on its way to or from it is lost, and is asked for again when it is back.
 
-A transfer that is lost goes on to occupy its links to its end: what is in buffers is sent, and thrown away.
+What is lost stops at once: a transfer leaves its links to others.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 from sim.conditions import Conditions, Degradation, Outage
 from sim.engine.actors import Actors, devices_of
 from sim.engine.core import Core
+from sim.engine.fair_share import FairShare
+from sim.engine.link import Fifo
 from sim.engine.parameter_server import InTurn, ProcessorSharing
 from sim.errors import UnsupportedPlan
 from sim.program import Program
@@ -63,7 +65,7 @@ class Outages:
         actors.held_back = [each for each in actors.held_back if device not in devices_of(each[1])]
         for number in [number for number in actors.open if device in devices_of(actors.ops[number])]:
             station = self._core.stations[number]
-            if isinstance(station, InTurn | ProcessorSharing):
+            if isinstance(station, InTurn | ProcessorSharing | FairShare | Fifo):
                 station.withdraw(number)
             lost = actors.lose(number)
             if device not in self._homes:
@@ -85,9 +87,9 @@ class Outages:
 def _degrade(core: Core, scene: Scene, degradation: Degradation) -> None:
     """Lower the bandwidth of links, and give it back."""
 
-    def change(bytes_per_s: Callable[[int], float]) -> None:
+    def change(bytes_per_s: float | None) -> None:
         for link in degradation.links:
-            scene.fair.set_bandwidth(link, bytes_per_s(link))
+            scene.set_bandwidth(link, bytes_per_s)
 
-    core.wake(lambda _: change(lambda link: degradation.bytes_per_s), degradation.at_s)
-    core.wake(lambda _: change(scene.nominal_bytes_per_s), degradation.at_s + degradation.for_s)
+    core.wake(lambda _: change(degradation.bytes_per_s), degradation.at_s)
+    core.wake(lambda _: change(None), degradation.at_s + degradation.for_s)

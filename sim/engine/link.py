@@ -59,6 +59,12 @@ class Fifo:
         for transfer in moving:
             self._end_after(transfer, self._remaining_s(transfer))
 
+    def withdraw(self, op: int) -> None:
+        """Forget an op: it waits no more, moves no more bytes, and never ends."""
+        if (transfer := self._under_way.pop(op, None)) is not None:
+            transfer.wakes += 1
+        self._queue.withdraw(op)
+
     def _hops(self, op: int) -> Counter[int]:
         """How many flows of an op cross each link."""
         return Counter(link for route in self._payloads[op].routes for link in route)

@@ -70,7 +70,7 @@ class MaxMin:
         self._capacity[link] = capacity
 
     def bundle(self, links: tuple[int, ...]) -> int:
-        """A new bundle, without flows yet, over at least one link; each has a capacity."""
+        """The number of a new bundle. Each of its links has a capacity; without links it never has flows."""
         self._routes.append(links)
         self._count.append(0)
         self.bottleneck.append(None)
@@ -108,7 +108,9 @@ class MaxMin:
         """The link of the one bundle that changes, now up to date, if neither crosses another and flows stay."""
         ((bundle, flows),) = self._changes.items()
         link, *others = self._routes[bundle]
-        if others or not self._held[link] or len(self._crossing[link]) > 1 or not self._count[bundle] + flows:
+        if others or self.bottleneck[bundle] != link or len(self._crossing[link]) > 1:
+            return None
+        if not flows or not self._count[bundle] + flows:
             return None
         self._changes.clear()
         self._recount(bundle, flows)

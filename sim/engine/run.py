@@ -45,12 +45,14 @@ class Scene:
         self._binding, self._core, self._compute_lanes = binding, core, compute_lanes
         self.payloads: dict[int, Payload] = {}
         self._fifo = Fifo(core, self.payloads, binding.cluster.links)
-        self.fair = FairShare(core, self.payloads, binding.cluster.links)
+        self._fair = FairShare(core, self.payloads, binding.cluster.links)
         self._devices: dict[int, Station | None] = {}
 
-    def nominal_bytes_per_s(self, link: int) -> float:
-        """What a link carries unless it fails."""
-        return self._binding.cluster.links[link].bytes_per_s
+    def set_bandwidth(self, link: int, bytes_per_s: float | None) -> None:
+        """What a ``fair_share`` or ``fifo`` link carries from now on; ``None``: its own bandwidth again."""
+        own = self._binding.cluster.links[link]
+        station = self._fair if own.kind == "fair_share" else self._fifo
+        station.set_bandwidth(link, own.bytes_per_s if bytes_per_s is None else bytes_per_s)
 
     def place(
         self, op: OpId, source: int, target: int, members: list[int]
@@ -76,7 +78,7 @@ class Scene:
         if {"fifo", "fair_share"} <= kinds:
             raise UnsupportedPlan("a ring over both fifo and fair_share links: use one kind")
         if "fair_share" in kinds:
-            return self.fair
+            return self._fair
         return self._fifo if "fifo" in kinds else None
 
     def _device(self, device: int) -> Station | None:
@@ -192,7 +194,7 @@ class Admission:
         if self._varies and (factor := self._draws.factor(op.id)) != 1.0:
             latency_s = payload.latency_s if payload else 0.0
             seconds = latency_s + (seconds - latency_s) * factor
-            payload = payload and replace(payload, size_bytes=payload.size_bytes * factor)
+            payload = payload and Payload(payload.routes, payload.size_bytes * factor, payload.latency_s)
         if payload is not None and station is not None:
             self._scene.payloads[number] = payload
         core.admit(rank(op.id), seconds, station)

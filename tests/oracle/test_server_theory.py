@@ -44,7 +44,7 @@ model:
   batch_size: 1
 cluster: {{workers: {workers}, {network}}}
 schedule: {{name: parameter_server, mini_batches: {steps // workers}}}
-parameter_servers: {{sharding: even, {servers}}}
+parameter_servers: {{sharding: even{servers}}}
 seed: 1
 """
 
@@ -72,7 +72,7 @@ DISCIPLINES = [
 def test_one_station(play: Play, discipline: str, variation: str, recorded: float) -> None:
     """Z = .75, D = .25, four workers: theory holds but for nearly constant times in turn, which tend to the bound."""
     assert mva(0.75, [0.25], 4)[0] == pytest.approx(3.176, abs=5e-4)
-    text = scenario(4, 60_000, 0.75, 4, f"discipline: {discipline}, apply: {{per_tensor: 250 ms}}", "servers: 1")
+    text = scenario(4, 40_000, 0.75, 4, f", discipline: {discipline}, apply: {{per_tensor: 250 ms}}", "servers: 1")
     found = measure(play, text, f"jitter={{compute: {variation}, apply: {variation}}}")
     assert found.steps_per_s == pytest.approx(recorded, rel=0.01)
 
@@ -81,7 +81,7 @@ def test_one_station(play: Play, discipline: str, variation: str, recorded: floa
 def test_a_link_is_processor_sharing(play: Play) -> None:
     """The same station as the server's link: the download alone is shared."""
     network = "servers: 1, nic: {server: 100 MB/s}"
-    found = measure(play, scenario(4, 40_000, 0.6, 20, "cores: 1", network), "jitter={compute: exponential}")
+    found = measure(play, scenario(4, 40_000, 0.6, 20, "", network), "jitter={compute: exponential}")
     assert found.steps_per_s == pytest.approx(mva(0.6, [0.2, 0.2], 4)[0], rel=0.01)
 
 
@@ -105,7 +105,7 @@ def test_equal_shares_on_several_servers(play: Play, servers: int, workers: int,
     if servers == 1:
         assert mva(0.6, [0.2, 0.2], workers)[0] == pytest.approx(recorded, abs=5e-4)
     network = f"servers: {servers}, nic: {{server: 100 MB/s}}"
-    found = measure(play, scenario(workers, 40_000, 0.6, 20, "cores: 1", network), CV)
+    found = measure(play, scenario(workers, 40_000 if workers > 1 else 8_000, 0.6, 20, "", network), CV)
     assert found.steps_per_s == pytest.approx(recorded, rel=0.01)
 
 
@@ -137,18 +137,18 @@ def test_staleness_by_the_instant_of_reading(play: Play, workers: int, recorded:
     """Read on request: W − 1. On delivery: less what is queued at the downlink with one worker fewer."""
     closed_form = workers - 1 - mva(0.7, [0.15, 0.15], workers - 1)[1][0]
     assert closed_form == pytest.approx(recorded, abs=5e-4)
-    text = scenario(workers, 60_000, 0.7, 15, "cores: 1", "servers: 1, nic: {server: 100 MB/s}")
-    sets = (CV.replace("{lognormal: 0.1}", "{lognormal: 0.5}"),)
-    requested = measure(play, text, *sets).staleness
+    varying, network = CV.replace("{lognormal: 0.1}", "{lognormal: 0.5}"), "servers: 1, nic: {server: 100 MB/s}"
+    requested = measure(play, scenario(workers, 16_000, 0.7, 15, "", network), varying).staleness
     assert requested == pytest.approx(workers - 1, rel=1e-3)
-    delivered = measure(play, text, *sets, "schedule.snapshot=on_delivery").staleness
+    text = scenario(workers, 60_000, 0.7, 15, "", network)
+    delivered = measure(play, text, varying, "schedule.snapshot=on_delivery").staleness
     assert delivered == pytest.approx(recorded, rel=0.01)
 
 
 @pytest.mark.slow
 def test_constant_times_lock_their_phases(play: Play) -> None:
     """Z = .75, D = .25, no variance: from a common start four workers go on in step for ever, far below theory."""
-    text = scenario(4, 4_000, 0.75, 4, "discipline: processor_sharing, apply: {per_tensor: 250 ms}", "servers: 1")
+    text = scenario(4, 4_000, 0.75, 4, ", discipline: processor_sharing, apply: {per_tensor: 250 ms}", "servers: 1")
     together = measure(play, text, "schedule.start=together").steps_per_s
     assert together == pytest.approx(4 / (0.75 + 4 * 0.25), rel=1e-6)
     assert together == pytest.approx(2.285, abs=1e-3)
@@ -159,13 +159,13 @@ def test_constant_times_lock_their_phases(play: Play) -> None:
 @pytest.mark.slow
 def test_the_interval_is_as_wide_as_runs_differ(play: Play) -> None:
     """Half of it is 2.093 standard errors, as batch means of one run tell them and many runs show them."""
-    text = scenario(4, 4_000, 0.75, 4, "apply: {per_tensor: 250 ms}", "servers: 1")
+    text = scenario(4, 4_000, 0.75, 4, ", apply: {per_tensor: 250 ms}", "servers: 1")
     rates, halves = [], []
-    for seed in range(60):
+    for seed in range(40):
         found = parameter_server.compute(
             play(text, f"seed={seed}", "jitter={compute: exponential, apply: exponential}")
         )
         rates.append(found["steps_per_s"])
         halves.append(np.ptp(found["steps_per_s_interval"]) / 2)
     assert np.mean(rates) == pytest.approx(mva(0.75, [0.25], 4)[0], rel=0.005)
-    assert np.mean(halves) / 2.093 == pytest.approx(np.std(rates, ddof=1), rel=0.27)  # three times what 60 runs err
+    assert np.mean(halves) / 2.093 == pytest.approx(np.std(rates, ddof=1), rel=0.34)  # three times what 40 runs err

@@ -86,7 +86,7 @@ def scenarios(
             "sharding": draw(st.sampled_from(["round_robin", "greedy", "even", "best_fit"])),
             "cores": draw(st.integers(1, 2)),
             "discipline": draw(st.sampled_from(["fcfs", "processor_sharing"])),
-            "apply": {"per_tensor": f"{draw(st.sampled_from([0, 100, 300]))} ms"},
+            "apply": {"per_tensor": f"{draw(st.sampled_from([10, 100, 300]))} ms"},
         },
         "seed": draw(st.integers(0, 3)),
     }
@@ -246,6 +246,7 @@ def test_the_same_seed_gives_the_same_trace_and_another_another(play: Callable[.
             | {"batch_size": 1},
             "cluster": {"workers": 3, "servers": 2, "nic": "1 MB/s"},
             "schedule": {"name": "parameter_server", "mini_batches": 5},
+            "parameter_servers": {"apply": {"per_tensor": "10 ms"}},
             "jitter": {"compute": {"lognormal": 0.2}, "communication": "exponential", "apply": {"uniform": 0.5}},
         }
     )

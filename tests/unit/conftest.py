@@ -24,6 +24,7 @@ def _carry(
     changes: Sequence[tuple[float, int, float]] = (),
     latency_s: float = 0.0,
     after_all: bool = False,
+    withdrawn: Sequence[tuple[float, int]] = (),
 ) -> list[float]:
     count, fair = len(asked), any(link.kind == "fair_share" for link in links)
     nothing: Any = SimpleNamespace(idle=[True] * (2 * count))
@@ -37,6 +38,8 @@ def _carry(
     for at_s, link, bytes_per_s in changes:
         change = partial(station.set_bandwidth, link, bytes_per_s)
         core.wake(lambda _, change=change: core.defer(change) if after_all else change(), at_s)  # type: ignore[misc]
+    for at_s, op in withdrawn:
+        core.wake(lambda _, op=op: core.defer(lambda: station.withdraw(op)), at_s)  # type: ignore[misc]
     core.env.run()
     return [end_s if end_s >= 0 else float("inf") for end_s in core.end_s]
 
@@ -52,6 +55,7 @@ def alone_s(links: Sequence[Link], payload: Payload) -> float:
 def carry() -> Callable[..., list[float]]:
     """Ends of transfers ``(routes, bytes, asked at)`` over links; infinite: never.
 
-    ``changes`` are ``(at, link, bytes per second)``, before or after all that comes at that instant.
+    ``changes`` are ``(at, link, bytes per second)``, before or after all that comes at that instant; ``withdrawn`` are
+    ``(at, number of a transfer)``, after it.
     """
     return _carry

@@ -151,6 +151,21 @@ def test_a_flow_s_end_moves_only_if_its_rate_does(carry: Any) -> None:
     assert carry([*links, *crossroads([1.0])], wide, changes) == carry(links, alone)
 
 
+@pytest.mark.parametrize(
+    ("at_s", "ends"),
+    [
+        (0.5, [3.0, INF]),  # before its first byte: the other has the link to itself
+        (1.0, [3.0, INF]),  # as it comes
+        (2.0, [3.5, INF]),  # 1 of 4 B in the first second
+        (3.0, [4.0, INF]),
+        (9.0, [5.0, 6.0]),
+    ],
+)
+def test_what_is_withdrawn_leaves_the_link_to_others(carry: Any, at_s: float, ends: list[float]) -> None:
+    flows = [([(0,)], 4.0, 0.0), ([(0,), (1,)], 6.0, 0.0)]
+    assert carry(crossroads([2.0, 2.0]), flows, latency_s=1.0, withdrawn=[(at_s, 1)]) == ends
+
+
 def test_bytes_that_are_left_are_a_broken_invariant() -> None:
     pool = Pool(1.0, 0.0)
     pool.put(Flow(1, 0, (0,), 8.0), 0.0)

@@ -155,6 +155,20 @@ def test_what_does_not_cross_the_link_is_left_alone(carry: Any) -> None:
     assert carry(links, flows, [(0.1 + 0.01 * k, 1, 0.1 * k) for k in range(1, 50)]) == carry(links, flows)
 
 
+@pytest.mark.parametrize(
+    ("at_s", "op", "ends"),
+    [
+        (1.0, 0, [INF, 3.0, 5.0]),  # under way: the next one begins
+        (1.0, 1, [2.0, INF, 4.0]),  # waiting
+        (2.0, 1, [2.0, INF, 4.0]),  # as it begins
+        (9.0, 2, [2.0, 4.0, 6.0]),
+    ],
+)
+def test_what_is_withdrawn_leaves_the_link_to_others(carry: Any, at_s: float, op: int, ends: list[float]) -> None:
+    flows = [([(0,)], 2.0, 0.0)] * 3
+    assert carry([Link("", "", "", "fifo", 0.0, 1.0)], flows, withdrawn=[(at_s, op)]) == ends
+
+
 def test_hops_of_one_op_share_a_link_whose_bandwidth_changes(carry: Any) -> None:
     """Two hops over link 0 have 2 B/s each: 2 of 8 B in the first second; then 1 B/s each, less than link 1 has."""
     links = [Link("", "", "", "fifo", 0.0, 4.0), Link("", "", "", "fifo", 0.0, 3.0)]

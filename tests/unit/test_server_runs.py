@@ -280,6 +280,15 @@ def test_a_gradient_that_has_arrived_is_applied_though_its_worker_died(play: Pla
     assert pulls["reads"].tolist() == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("kind", ["fair_share", "fifo"])
+def test_what_is_lost_leaves_its_links_to_others(play: Play, kind: str) -> None:
+    """Two pulls of 4 MB at 4 MB/s in all; one worker dies half a second on: the other has the link to itself."""
+    fault = "faults=[{at: 500 ms, node: worker0, down: 100 s}]"
+    nic = "cluster={workers: 2, servers: 1, nic: {server: 4 MB/s}}"
+    trace = play(ONE, nic, "schedule.mini_batches=1", f"cluster.link.kind={kind}", fault)
+    assert when(trace, "0P0@1.0")[1] == pytest.approx(0.5 + (3.0 if kind == "fair_share" else 4.0) / 4)
+
+
 def test_a_server_that_dies_is_asked_again(play: Play) -> None:
     """What was on its way, or asked of it while it was down, starts when it is back."""
     trace = play(ONE, *FAULTY, "cluster.workers=1", "faults=[{at: 500 ms, node: server0, down: 2 s}]")
@@ -329,10 +338,11 @@ def test_dead_from_the_start(play: Play) -> None:
     assert when(random, "0P0@1.0")[0] > 1e-3  # it would have started later anyway
 
 
-def test_a_link_that_degrades(play: Play) -> None:
+@pytest.mark.parametrize("kind", ["fair_share", "fifo"])
+def test_a_link_that_degrades(play: Play, kind: str) -> None:
     """4 MB at 4 MB/s, of which half a second at a tenth: 2 MB, 0.2 MB, then 1.8 MB."""
     fault = "faults=[{at: 500 ms, link: [server0, switch], bandwidth: 0.4 MB/s, for: 500 ms}]"
-    trace = play(ONE, *FAULTY, "cluster.workers=1", fault)
+    trace = play(ONE, *FAULTY, "cluster.workers=1", f"cluster.link.kind={kind}", fault)
     assert when(trace, "0P0.0") == (0, pytest.approx(0.5 + 0.5 + 1.8 / 4))
     assert parameter_server.compute(trace)["faults"][0]["what"] == "server0>switch at 10 %"
 

@@ -119,8 +119,8 @@ SECTIONS = {
     "samples": {"100": ": "},
     "partition": {"{cuts: [1]}": ": every worker has the whole model (leave it out)"},
     "memory": {
-        "{checkpoint: {}}": ".checkpoint: has no influence: what workers and servers hold does not change",
-        "{allocator: caching}": ".allocator: has no influence",
+        "{checkpoint: {}}": ".checkpoint: not with schedule.name: parameter_server",
+        "{allocator: caching}": ".allocator: not with schedule.name: parameter_server, whose ops allocate nothing",
     },
 }
 
@@ -305,7 +305,7 @@ def test_what_the_fault_drill_shows() -> None:
         assert server["during"] < 0.3 * server["before"], name
         assert link["during"] < 0.6 * link["before"], name
         lone = worker["during"] / worker["before"]
-        assert (lone < 0.2) == (name in ("bulk-synchronous", "stale-synchronous")), name
+        assert (lone < 0.5) == (name in ("bulk-synchronous", "stale-synchronous")), name
 
 
 def test_the_library_names_its_scenarios(play: Callable[..., Trace]) -> None:

@@ -65,7 +65,8 @@ def devices(job: Job) -> list[int]:
 
 def _start(stack: ExitStack, job: Job, device: int, place: Place) -> Member:
     name = job.binding.devices[device]
-    rows = stack.enter_context(tempfile.TemporaryFile())  # without a name: nothing is left of it, whoever is killed
+    rows = tempfile.TemporaryFile()  # noqa: SIM115  # without a name: nothing is left of it, whoever is killed
+    stack.callback(rows.close)
     ours, theirs = socket.socketpair()
     line = stack.enter_context(Connection(ours.detach()))
     with theirs:  # closed here, so that the line breaks when the process dies

@@ -43,6 +43,10 @@ class Checkpoint:
     every: int = 100
     resume: bool = False
 
+    def files(self, server: int) -> tuple[Path, Path]:
+        """The state of a server, by its number, and the log."""
+        return self.folder / f"server{server}.npz", self.folder / f"server{server}.log"
+
 
 @dataclass(frozen=True)
 class Job:
@@ -69,11 +73,6 @@ class Job:
         """What is where in it."""
         assert self.program.layout is not None
         return self.program.layout
-
-    @property
-    def sums(self) -> bool:
-        """Whether a server updates once for all workers."""
-        return self.layout.consistency in ("bsp", "backup")
 
 
 class Assignment(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,8 +55,3 @@ class Kept(PartState):
         self.velocity = torch.from_numpy(arrays["velocity"]) if "velocity" in arrays else None
         self._sum = torch.from_numpy(arrays["sum"]) if "sum" in arrays else None
         self._copy = None
-
-
-def dtype_of(arithmetic: str) -> np.dtype[Any]:
-    """Of the parameters, and of all that travels."""
-    return np.dtype(arithmetic)

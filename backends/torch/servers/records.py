@@ -92,4 +92,3 @@ def columns(program: Program, records: Sequence[NDArray[np.void]], zero_s: float
     for ops_of_lane in order:  # a pull is asked for while others of its connection are under way: it starts after them
         start_s[ops_of_lane[1:]] = np.maximum(start_s[ops_of_lane[1:]], end_s[ops_of_lane[:-1]])
     return Columns(ops, lanes, order, start_s, end_s)
-

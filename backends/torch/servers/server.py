@@ -20,12 +20,9 @@ from backends.torch.servers.job import Adopt, Array, Collect, Job, Place, Ready,
 from backends.torch.servers.kept import Kept
 from backends.torch.servers.records import Record
 from backends.torch.servers.store import Store
-from backends.torch.servers.wire import Change, Head, What, chunks, elements
+from backends.torch.servers.wire import Change, Head, What, chunks, connector, elements, messages
 from sim.errors import BackendFailure
 from sim.ops import OpId, OpKind
-
-_TURN = 64
-"""Messages that are served before looking whether the parent has something to say."""
 
 
 class Server:
@@ -42,8 +39,8 @@ class Server:
         self._arriving: dict[tuple[int, int], Array] = {}  # by worker and part
         self._held: dict[tuple[int, int], int] = {}  # the step whose gradient stands there, to be added or dropped
         self._router = _listen(place)
-        name = job.binding.devices[device]
-        self._store = Store(job.checkpoint, name, _identity(job), self._parts) if job.checkpoint else None
+        number = job.layout.servers.index(device)
+        self._store = Store(job.checkpoint, number, _identity(job), self._parts) if job.checkpoint else None
 
     def live(self) -> None:
         """Serve until the parent ends the run."""
@@ -59,15 +56,8 @@ class Server:
             if self._line.fileno() in ready:
                 self._told(self._line.recv())
             if self._router in ready:
-                self._serve()
-
-    def _serve(self) -> None:
-        for _ in range(_TURN):
-            try:
-                frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            self._heard(*frames)
+                for frames in messages(self._router):
+                    self._heard(*frames)
 
     def _heard(self, peer: zmq.Frame, first: zmq.Frame, payload: zmq.Frame | None = None) -> None:
         head = Head.unpack(first.buffer)
@@ -147,8 +137,7 @@ def _initial(job: Job) -> list[torch.Tensor]:
 
 
 def _listen(place: Place) -> zmq.Socket[bytes]:
-    router = zmq.Context.instance().socket(zmq.ROUTER)
-    router.linger, router.sndhwm, router.rcvhwm = 0, 0, 0  # who asks for little at a time needs no other limit
+    router = connector(zmq.ROUTER)
     endpoint = f"tcp://{place.host}:{place.port or '*'}"
     try:
         router.bind(endpoint)

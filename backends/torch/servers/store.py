@@ -1,9 +1,9 @@
 """A server's state on disk: a checkpoint now and then, and a log of every change since, written before it counts.
 
 A change is on the disk before the worker hears that it was made. That costs a write of the gradient and an
-``fdatasync`` for each push, and for each checkpoint a write of all the server keeps while it serves nobody. A checkpoint
-is written beside the old one, synchronised and renamed over it. What a crash left half written at the end of the log
-was never acknowledged; it is cut off. Loading executes nothing.
+``fdatasync`` for each push, and for each checkpoint a write of all the server keeps while it serves nobody.
+A checkpoint is written beside the old one, synchronised and renamed over it. What a crash left half written at the end
+of the log was never acknowledged; it is cut off. Loading executes nothing.
 """
 
 from __future__ import annotations
@@ -29,11 +29,6 @@ _ENTRY = struct.Struct("<QiiqBqI")
 """Number of the change, part, worker, step, `Change`, bytes of the gradient, and the CRC of all that and of these."""
 
 
-def files(folder: Path, name: str) -> tuple[Path, Path]:
-    """The checkpoint and the log of a server."""
-    return folder / f"{name}.npz", folder / f"{name}.log"
-
-
 class Store:
     """The files of one server.
 
@@ -44,9 +39,9 @@ class Store:
     BackendFailure : they cannot be read or written, are in use, or are of another training.
     """
 
-    def __init__(self, checkpoint: Checkpoint, name: str, run: dict[str, Any], parts: Mapping[int, Kept]) -> None:
+    def __init__(self, checkpoint: Checkpoint, server: int, run: dict[str, Any], parts: Mapping[int, Kept]) -> None:
         self._every, self._run, self._parts = checkpoint.every, run, parts
-        self._path, self._log_path = files(checkpoint.folder, name)
+        self._path, self._log_path = checkpoint.files(server)
         self._number = self._updates = 0
         with self._telling("open", self._log_path):
             self._log = os.open(self._log_path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -64,10 +59,14 @@ class Store:
         except OSError as error:
             raise BackendFailure(f"cannot {verb} {path}: {error.strerror}") from None
 
+    def close(self) -> None:
+        """Let another run use the files."""
+        os.close(self._log)
+
     def keep(self, what: Change, part: int, worker: int, step: int, gradient: Array | None) -> None:
         """Make a change durable."""
         self._number += 1
-        payload = b"" if gradient is None else memoryview(gradient).cast("B")
+        payload = b"" if gradient is None else gradient.data.cast("B")
         fields = self._number, part, worker, step, what, len(payload)
         entry = _ENTRY.pack(*fields, _crc(fields, payload))
         with self._telling("write", self._log_path):
@@ -80,7 +79,8 @@ class Store:
 
     def save(self) -> None:
         """Write a checkpoint and begin the log anew."""
-        about, arrays = {}, {}
+        about: dict[str, Any] = {}
+        arrays: dict[str, Array] = {}
         for part, kept in self._parts.items():
             about[str(part)], found = kept.state()
             arrays |= {f"{part}.{name}": array for name, array in found.items()}
@@ -104,7 +104,9 @@ class Store:
                     arrays = {name: archive[name] for name in archive.files}
                 header = json.loads(arrays.pop("header").tobytes())
                 saved = header["run"]
-            except (ValueError, KeyError, EOFError) as error:
+            except OSError:
+                raise
+            except Exception as error:  # zip, numpy and json refuse damage each in its own way
                 raise BackendFailure(f"cannot read {self._path}: no checkpoint of twinrail ({error})") from None
         if different := [key for key in self._run if saved.get(key) != self._run[key]]:
             shown = ", ".join(f"{key} {saved.get(key)}, not {self._run[key]}" for key in different)

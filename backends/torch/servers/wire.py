@@ -12,10 +12,13 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import zmq
 
 from backends.torch.servers.job import Array
 
 CHUNK_BYTES = 1 << 20
+_TURN = 64
+"""Messages that are read before looking elsewhere."""
 _HEAD = struct.Struct("<BBiqqqd")
 
 
@@ -31,7 +34,7 @@ class What(enum.IntEnum):
 
 
 class Change(enum.IntEnum):
-    """What a server does to a part: nothing yet, an update with one gradient, add one, update with the mean of these."""
+    """What a server does to a part: nothing yet, update with one gradient, add one, update with the mean of these."""
 
     HOLD = 0
     APPLY = 1
@@ -66,13 +69,29 @@ class Head(NamedTuple):
         return cls(what, part, number, change, version, offset, sent_s)
 
 
-def chunks(head: Head, values: Array) -> Iterator[tuple[bytes, Array]]:
-    """The messages of a part."""
+def chunks(head: Head, values: Array) -> Iterator[tuple[bytes, memoryview]]:
+    """The messages of a part, which share its memory."""
     step = CHUNK_BYTES // values.itemsize
     for offset in range(0, len(values), step):
-        yield head._replace(offset=offset).pack(), values[offset : offset + step]
+        yield head._replace(offset=offset).pack(), values[offset : offset + step].data
 
 
-def elements(frame: Any, dtype: np.dtype[Any]) -> Array:
+def elements(frame: zmq.Frame, dtype: np.dtype[Any]) -> Array:
     """The elements in a frame."""
     return np.frombuffer(frame.buffer, dtype)
+
+
+def connector(kind: int) -> zmq.Socket[bytes]:
+    """A socket whose queues have no limit: nobody asks for more before the last has come."""
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+    socket.linger, socket.sndhwm, socket.rcvhwm = 0, 0, 0
+    return socket
+
+
+def messages(socket: zmq.Socket[bytes]) -> Iterator[list[zmq.Frame]]:
+    """Some of those that have arrived."""
+    for _ in range(_TURN):
+        try:
+            yield socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return

@@ -1,0 +1,660 @@
+"""Real parameter servers: against the replay of their trace, plain training, and the end of runs that are disturbed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis import parameter_server, served_steps
+from backends.base import load
+from backends.torch import Outcome, run
+from backends.torch.servers import Checkpoint, Job, Place
+from scenarios.compose import compose
+from scenarios.load import apply_sets, parse_text
+from scenarios.points import parse_points
+from sim.binding import Binding
+from sim.engine.draws import Draws
+from sim.errors import BackendFailure, UnsupportedPlan
+from sim.ops import OpKind
+from sim.plan import Plan
+from sim.planners import PLANNERS
+from sim.program import Program
+from sim.trace import Trace
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install twinrail[torch]")
+zmq = pytest.importorskip("zmq", reason="pyzmq is not installed: pip install twinrail[torch]")
+
+ROOT = Path(__file__).parents[2]
+SAMPLES, SEED, RATE, MOMENTUM = 8, 3, 0.05, 0.8
+LIMIT_S = 10.0
+PASS_S = 0.01
+TEXT = f"""
+name: small
+model: {{name: mlp, batch_size: {SAMPLES}}}
+cluster: {{workers: 3, servers: 2, device: p40, host: host, nic: 1 Gbit/s, link: {{kind: fair_share, latency: 50 us}}}}
+training: {{optimizer: momentum, learning_rate: {RATE}, momentum: {MOMENTUM}}}
+schedule: {{name: parameter_server, mini_batches: 6, consistency: asp, start: together}}
+parameter_servers: {{sharding: greedy}}
+"""
+
+
+def composed(*sets: str) -> tuple[Plan, Binding]:
+    document = apply_sets(parse_text(TEXT, "small.yaml"), list(sets))
+    (point,) = parse_points(document, PLANNERS)
+    return compose(point.scenario, point.document)
+
+
+def lasting(*sets: str, steps: int = 100) -> tuple[Plan, Binding]:
+    """Two seconds or more of sleeping workers, which may be disturbed before that."""
+    plan, binding = composed("cluster.servers=1", f"schedule.mini_batches={steps}", *sets)
+    passes = {cost: PASS_S for cost in binding.seconds if cost.kind in (OpKind.FORWARD, OpKind.BACKWARD)}
+    return plan, replace(binding, seconds={**binding.seconds, **passes})
+
+
+def updates_by_worker(trace: Trace, kind: OpKind = OpKind.UPDATE) -> Counter[int]:
+    return Counter(trace.ops["replica"][trace.ops["kind"] == kind].tolist())
+
+
+def same(found: Mapping[Any, Any], expected: Mapping[Any, Any]) -> bool:
+    pairs = zip(found[0, 0], expected[0, 0], strict=True)
+    return all(np.array_equal(mine, theirs) for mine, theirs in pairs)
+
+
+# --- arithmetic
+
+
+def replayed(plan: Plan, outcome: Outcome) -> Any:
+    from backends.torch.replay_servers import replay_servers
+
+    torch.set_num_threads(1)
+    return replay_servers(plan, outcome.trace, SAMPLES, SEED)
+
+
+MODES = {
+    "asp, layer by layer": ("schedule.granularity=layer",),
+    "asp": (),
+    "asp, by priority in buckets": ("schedule.granularity=layer", "schedule.order=priority", "schedule.bucket=64 KiB"),
+    "ssp, in slices": ("schedule.consistency={ssp: 1}", "parameter_servers.sharding=best_fit"),
+    "bsp": ("schedule.consistency=bsp",),
+    "bsp, layer by layer": ("schedule.consistency=bsp", "schedule.granularity=layer"),
+    "one to spare": ("schedule.consistency={backup: 1}",),
+}
+QUICK = ("asp, layer by layer",)
+
+
+@pytest.mark.parametrize(
+    "sets", [pytest.param(MODES[m], id=m, marks=[pytest.mark.slow] * (m not in QUICK)) for m in MODES]
+)
+def test_a_run_and_its_replay_agree_to_the_last_bit(sets: tuple[str, ...], tmp_path: Path) -> None:
+    plan, binding = composed(*sets)
+    outcome = run(plan, binding, SEED)
+    again = replayed(plan, outcome)
+    assert same(outcome.done.weights, again.weights)
+    assert again.losses.items() <= outcome.done.losses.items()
+    check_trace(plan, outcome.trace, tmp_path)
+
+
+def check_trace(plan: Plan, trace: Trace, folder: Path) -> None:
+    """What analysis finds in any trace of parameter servers, and what the simulated one has too."""
+    assert isinstance(plan.work, Program)
+    layout = plan.work.layout
+    assert layout is not None
+    steps, found = served_steps.compute(trace), parameter_server.compute(trace)
+    dropped = found["dropped_steps"]
+    assert len(steps.worker) + dropped == steps.attempts.sum()
+    assert dropped == 0 or layout.consistency == "backup"
+    for part in range(len(layout.parts)):
+        writes = trace.ops["writes"][(trace.ops["kind"] == OpKind.UPDATE) & (trace.ops["part"] == part)]
+        assert sorted(writes.tolist()) == list(range(1, 1 + (6 if layout.sums else 18)))
+    assert steps.staleness.min() == 0
+    assert steps.staleness.max() == 0 or not layout.sums
+    trace.save(folder / "trace.npz")
+    assert np.array_equal(Trace.load(folder / "trace.npz").ops, trace.ops)
+
+
+def test_ops_run_where_they_do_in_the_simulation() -> None:
+    from backends.torch.servers.host import rehearse
+
+    for sets in MODES.values():
+        plan, binding = composed(*sets)
+        assert isinstance(plan.work, Program)
+        trace = load("simulated").execute(plan, binding)
+        known = rehearse(plan.work)
+        for index, row in enumerate(trace.ops):
+            op = known[OpKind(int(row["kind"])), int(row["replica"]), int(row["part"])]
+            assert (op.source, op.target) == (row["source"], row["target"])
+            assert sorted(op.lanes) == sorted(trace.lanes[lane] for lane in trace.lanes_of[index])
+
+
+def test_synchronous_workers_train_as_one_on_all_their_batches() -> None:
+    from backends.torch.data import initial, inputs, targets
+
+    plan, binding = composed("schedule.consistency=bsp", "cluster.workers=2", "cluster.servers=1")
+    outcome = run(plan, binding, SEED, arithmetic="float64")
+    assert plan.architecture is not None
+    model = initial(plan.architecture, SEED, torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), RATE, MOMENTUM)
+    for step in range(6):
+        numbers = (2 * step, 2 * step + 1)
+        x = torch.cat([inputs(plan.architecture, SEED, number, SAMPLES, torch.float64) for number in numbers])
+        y = torch.cat([targets(plan.architecture, SEED, number, SAMPLES) for number in numbers])
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    for mine, parameter in zip(outcome.done.weights[0, 0], model.parameters(), strict=True):
+        theirs = parameter.detach().numpy()
+        assert mine.dtype == np.float64
+        assert float(np.abs(mine - theirs).max()) <= 1e-12 * float(np.abs(theirs).max())
+
+
+# --- workers that sleep
+
+
+def test_a_sleeping_worker_holds_the_time_that_the_scenario_lets_it_draw() -> None:
+    jitter = "jitter={compute: {lognormal: 0.5}}", "stragglers=[{worker: worker1, factor: 2}]"
+    plan, binding = lasting("cluster.workers=2", *jitter, steps=8)
+    outcome = run(plan, binding, SEED, compute="sleep")
+    trace, draws = outcome.trace, Draws(binding.conditions, SEED)
+    passes = np.flatnonzero(np.isin(trace.ops["kind"], (OpKind.FORWARD, OpKind.BACKWARD)))
+    factors = [draws.factor(trace.id(op)) for op in passes.tolist()]
+    assert len(passes) == 32
+    assert len({*factors}) == 16
+    assert (trace.end_s[passes] - trace.start_s[passes] >= PASS_S * np.array(factors)).all()
+    assert not outcome.done.weights
+    assert not trace.header["hardware"]["oversubscribed"]
+    assert trace.header["parameter_servers"]["variation"] == {"compute": 0.5, "communication": 0, "apply": 0}
+
+
+# --- who is lost
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def gone(pids: Mapping[str, int]) -> bool:
+    """Whether the processes have ended, or do so in time."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while any(is_alive(pid) for pid in pids.values()):
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+class Disturbed:
+    """A run in whose middle a process gets a signal; none is left when it has ended, in time if it fails."""
+
+    def __init__(self, plan: Plan, binding: Binding, device: str, *numbers: signal.Signals, **how: Any) -> None:
+        self.pids: dict[str, int] = {}
+        self.failure: BackendFailure | None = None
+        self.outcome: Outcome | None = None
+        struck_s: list[float] = []
+
+        def strike() -> None:
+            for pause_s, number in zip((0.3, 5.0), numbers, strict=False):
+                time.sleep(pause_s)
+                struck_s.append(time.monotonic())
+                os.kill(self.pids[device], number)
+
+        def on_start(pids: Mapping[str, int]) -> None:
+            self.pids.update(pids)
+            threading.Thread(target=strike).start()
+
+        try:
+            self.outcome = run(plan, binding, SEED, on_start=on_start, **{"compute": "sleep", **how})
+        except BackendFailure as failure:
+            self.failure = failure
+        assert self.outcome or (time.monotonic() - struck_s[0] < LIMIT_S and BackendFailure.exit_code == 1)
+        assert len(struck_s) == len(numbers)
+        assert gone(self.pids)
+
+
+def test_others_train_on_when_a_worker_is_killed_and_do_not_wait_for_it() -> None:
+    plan, binding = lasting("schedule.consistency={ssp: 1}")
+    outcome = Disturbed(plan, binding, "worker1", signal.SIGKILL).outcome
+    assert outcome is not None
+    done = updates_by_worker(outcome.trace)
+    assert (done[0], done[2]) == (100, 100)
+    assert done[1] < 100
+    ((at_s, for_s, device),) = outcome.trace.header["parameter_servers"]["outages"]
+    assert (device, at_s + for_s) == (1, pytest.approx(outcome.trace.makespan_s))
+    (fault,) = parameter_server.compute(outcome.trace)["faults"]
+    assert fault["what"] == "worker1 down"
+
+
+@pytest.mark.slow
+def test_what_a_killed_worker_had_pushed_counts() -> None:
+    plan, binding = composed("schedule.mini_batches=300", "cluster.servers=1")
+    outcome = Disturbed(plan, binding, "worker1", signal.SIGKILL, compute="real").outcome
+    assert outcome is not None
+    assert 0 < updates_by_worker(outcome.trace)[1] < 300
+    assert same(outcome.done.weights, replayed(plan, outcome).weights)
+
+
+@pytest.mark.slow
+def test_a_barrier_ends_with_the_worker_it_waits_for() -> None:
+    failure = Disturbed(*lasting("schedule.consistency=bsp"), "worker2", signal.SIGKILL).failure
+    assert re.fullmatch(r"worker2 was killed \(SIGKILL\) after 0[PFB]\d+@2.*: bsp waits for it", str(failure))
+
+
+@pytest.mark.slow
+def test_a_worker_to_spare_may_die() -> None:
+    plan, binding = lasting("schedule.consistency={backup: 1}")
+    outcome = Disturbed(plan, binding, "worker0", signal.SIGKILL).outcome
+    assert outcome is not None
+    assert updates_by_worker(outcome.trace) == {0: 100}
+    assert updates_by_worker(outcome.trace, OpKind.ACCUMULATE).total() == 200
+
+
+def test_a_killed_server_ends_the_run() -> None:
+    failure = Disturbed(*lasting("cluster.workers=1"), "server0", signal.SIGKILL).failure
+    assert re.fullmatch(
+        r"server0 was killed \(SIGKILL\) after 0[GU]\d+\.0: its part of the parameters is lost", str(failure)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("consistency", ["asp", "bsp"])
+def test_a_worker_that_stands_still_for_a_while_recovers(consistency: str) -> None:
+    plan, binding = lasting(f"schedule.consistency={consistency}")
+    outcome = Disturbed(plan, binding, "worker1", signal.SIGSTOP, signal.SIGCONT).outcome
+    assert outcome is not None
+    done = updates_by_worker(outcome.trace)
+    assert done == ({0: 100} if consistency == "bsp" else {0: 100, 1: 100, 2: 100})
+
+
+@pytest.mark.slow
+def test_a_server_that_hangs_ends_the_run() -> None:
+    failure = Disturbed(*lasting("cluster.workers=1"), "server0", signal.SIGSTOP, patience_s=2.0).failure
+    assert re.fullmatch(
+        r"nothing moved for 2\.\d* s: server0 after 0[GU]\d+\.0; worker0 after 0[PFB]\d+.*", str(failure)
+    )
+
+
+SCRIPT = """
+import pickle, sys
+from backends.torch import run
+
+with open(sys.argv[1], "rb") as file:
+    plan, binding = pickle.load(file)
+run(plan, binding, compute="sleep", on_start=lambda pids: print(*pids.values(), flush=True))
+"""
+
+
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL], ids=["interrupt", "killed parent"]
+)
+def test_no_process_outlives_its_parent(number: signal.Signals, tmp_path: Path) -> None:
+    script, pickled = tmp_path / "script.py", tmp_path / "plan.pickle"
+    script.write_text(SCRIPT)
+    pickled.write_bytes(pickle.dumps(lasting("cluster.workers=2", steps=1000)))
+    with subprocess.Popen(
+        [sys.executable, script, pickled],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 3
+        send = os.killpg if number is signal.SIGINT else os.kill  # as a terminal does, to the whole group
+        send(parent.pid, number)
+        _, errors = parent.communicate(timeout=LIMIT_S)
+    assert parent.returncode == -number
+    assert errors.count("Traceback") == (number is signal.SIGINT)  # the parent's own KeyboardInterrupt
+    assert gone({str(pid): pid for pid in pids})
+
+
+# --- checkpoints
+
+
+class Client:
+    """A worker played by the test: it pushes gradients that it can make again."""
+
+    def __init__(self, endpoint: str, elements: int) -> None:
+        from backends.torch.servers.wire import connector
+
+        self._socket, self._elements = connector(zmq.DEALER), elements
+        self._socket.routing_id = b"0"
+        self._socket.connect(endpoint)
+
+    def gradient(self, number: int) -> Any:
+        return np.random.default_rng([SEED, number]).standard_normal(self._elements).astype(np.float32)
+
+    def push(self, number: int) -> bool:
+        """Whether the server said that it is done, before it died."""
+        from backends.torch.servers.wire import Change, Head, What, chunks, messages
+
+        for message in chunks(Head(What.GRADIENT, 0, number, Change.APPLY), self.gradient(number)):
+            self._socket.send_multipart(message)
+        deadline_s = time.monotonic() + 2.0
+        while time.monotonic() < deadline_s:
+            self._socket.poll(100)
+            for first, *_ in messages(self._socket):
+                head = Head.unpack(first.buffer)
+                if (head.what, head.number) == (What.DONE, number):
+                    return True
+        return False
+
+    def pull(self) -> Any:
+        from backends.torch.servers.wire import Head, What, elements, messages
+
+        self._socket.send(Head(What.PULL, 0, 0).pack())
+        found: list[Any] = []
+        while sum(map(len, found)) < self._elements:
+            self._socket.poll()
+            found += [elements(payload, np.dtype("f4")) for _, payload in messages(self._socket)]
+        return np.concatenate(found)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(8, marks=pytest.mark.slow)])
+def test_no_acknowledged_update_is_lost_with_a_killed_server(kills: int, tmp_path: Path) -> None:
+    from backends.torch.server_state import PartState
+    from backends.torch.servers.crew import crew
+    from backends.torch.servers.job import elements_of
+
+    plan, binding = composed("cluster.servers=1", "cluster.workers=1")
+    job = Job(plan, binding, SEED, "sleep", checkpoint=Checkpoint(tmp_path, every=7))
+    (elements,) = elements_of(job.layout)
+    acknowledged, version, moments = 0, 0, random.Random(SEED)
+    for kill in range(kills + 1):
+        with crew(job, {}) as (_, server):
+            ready = server.line.recv()
+            version, newest = ready.kept[0]
+            assert acknowledged <= version <= acknowledged + 1
+            assert newest == ({0: version - 1} if version else {})
+            acknowledged = version
+            client = Client(ready.endpoint, elements)
+            if kill < kills:
+                killer = threading.Timer(moments.uniform(0.02, 0.3), server.process.kill)
+                killer.start()
+                while client.push(acknowledged):
+                    acknowledged += 1
+                killer.join()
+            else:
+                assert client.push(version - 1)  # a repetition is acknowledged and does not count twice
+                found = client.pull()
+            client.close()
+        job = replace(job, checkpoint=replace(job.checkpoint, resume=True))  # type: ignore[type-var]
+    expected = PartState(torch.zeros(elements), plan.training)
+    for number in range(version):
+        expected.apply(torch.from_numpy(client.gradient(number)))
+    assert version > 0
+    assert np.array_equal(found, expected.values.numpy())
+
+
+@pytest.mark.slow
+def test_a_run_that_lost_its_server_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
+    sets = "schedule.consistency=bsp", "cluster.workers=2", "cluster.servers=1", "schedule.mini_batches=600"
+    plan, binding = composed(*sets)
+    expected = run(plan, binding, SEED)
+    folder = tmp_path / "state"
+    for resume in (False, True):
+        checkpoint = Checkpoint(folder, every=10, resume=resume)
+        failure = Disturbed(plan, binding, "server0", signal.SIGKILL, compute="real", checkpoint=checkpoint).failure
+        assert f"but for the checkpoint in {folder}: resume from it" in str(failure)
+    resumed = run(plan, binding, SEED, checkpoint=Checkpoint(folder, resume=True))
+    assert 0 < updates_by_worker(resumed.trace)[0] < 600
+    assert same(resumed.done.weights, expected.done.weights)
+    with pytest.raises(BackendFailure, match="has all its steps already: ask for more mini_batches"):
+        run(plan, binding, SEED, checkpoint=Checkpoint(folder, resume=True))
+    other = replace(plan, training=replace(plan.training, learning_rate=0.1))
+    with pytest.raises(BackendFailure, match=r"is of another training: learning_rate 0\.05, not 0\.1"):
+        run(other, binding, SEED, checkpoint=Checkpoint(folder, resume=True))
+
+
+def stored(folder: Path, resume: bool = False, every: int = 100) -> tuple[Any, Any]:
+    """A store of one part of four elements, and the part."""
+    from backends.torch.servers.kept import Kept
+    from backends.torch.servers.store import Store
+
+    part = Kept(torch.zeros(4), composed()[0].training)
+    return Store(Checkpoint(folder, every, resume), 0, {"seed": SEED}, {5: part}), part
+
+
+def change(part: Any, store: Any, what: Any, number: int) -> None:
+    gradient = np.random.default_rng(number).standard_normal(4).astype(np.float32) if what < 3 else None
+    part.change(what, 0, number, gradient)
+    store.keep(what, 5, 0, number, gradient)
+
+
+def state(part: Any) -> tuple[Any, ...]:
+    about, arrays = part.state()
+    return about, {name: array.tolist() for name, array in arrays.items()}
+
+
+def resumed(folder: Path) -> tuple[Any, ...]:
+    store, part = stored(folder, resume=True)
+    store.close()
+    return state(part)
+
+
+@pytest.mark.parametrize("every", [100, 2])
+def test_a_log_cut_off_anywhere_gives_the_last_whole_change(every: int, tmp_path: Path) -> None:
+    from backends.torch.servers.wire import Change
+
+    store, part = stored(tmp_path, every=every)
+    states, sizes = [state(part)], [0]
+    steps = [Change.ADD, Change.MEAN, Change.APPLY, Change.ADD, Change.APPLY, Change.ADD]
+    for number, what in enumerate(steps):
+        change(part, store, what, number)
+        states.append(state(part))
+        sizes.append((tmp_path / "server0.log").stat().st_size)
+    store.close()
+    kept, log = (tmp_path / "server0.npz").read_bytes(), (tmp_path / "server0.log").read_bytes()
+    first = max(index for index, size in enumerate(sizes) if not size)  # what is in the checkpoint
+    assert (first > 0) == (every == 2)
+    for length in {*sizes, *(size - 1 for size in sizes[1:]), *range(1, len(log), 17)}:
+        (tmp_path / "server0.npz").write_bytes(kept)
+        (tmp_path / "server0.log").write_bytes(log[:length])
+        whole = max(index for index in range(first, len(sizes)) if sizes[index] <= length)
+        assert resumed(tmp_path) == states[whole]
+
+
+def test_a_damaged_log_ends_at_the_damage_and_an_old_one_is_passed_over(tmp_path: Path) -> None:
+    from backends.torch.servers.wire import Change
+
+    store, part = stored(tmp_path)
+    change(part, store, Change.APPLY, 0)
+    before, log = state(part), (tmp_path / "server0.log").read_bytes()
+    change(part, store, Change.APPLY, 1)
+    both = (tmp_path / "server0.log").read_bytes()
+    store.save()
+    after = state(part)
+    store.close()
+    saved = (tmp_path / "server0.npz").read_bytes()
+    (tmp_path / "server0.log").write_bytes(both)  # as a crash between the two leaves it
+    assert resumed(tmp_path) == after
+    assert log == both[: len(log)]
+    stored(tmp_path)[0].close()
+    damaged = bytearray(both)
+    damaged[-1] ^= 1
+    (tmp_path / "server0.log").write_bytes(damaged)
+    assert resumed(tmp_path) == before
+    (tmp_path / "server0.npz").write_bytes(saved[:-100])
+    with pytest.raises(BackendFailure, match=r"cannot read .*server0\.npz: no checkpoint of twinrail"):
+        stored(tmp_path, resume=True)
+
+
+def test_two_runs_cannot_share_a_checkpoint(tmp_path: Path) -> None:
+    store, _ = stored(tmp_path)
+    with pytest.raises(BackendFailure, match=r"cannot open .*server0\.log: another run is using it"):
+        stored(tmp_path)
+    store.close()
+
+
+# --- ends that are told clearly
+
+
+def failing(plan: Plan, binding: Binding, **how: Any) -> str:
+    """How a run fails; no child of ours is left."""
+    with pytest.raises(BackendFailure) as caught:
+        run(plan, binding, SEED, compute="sleep", **how)
+    assert not [path for path in Path("/proc").glob("[0-9]*") if is_child(path)]
+    return str(caught.value)
+
+
+def is_child(process: Path) -> bool:
+    try:
+        parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+        return int(parent) == os.getpid() and b"torch.servers" in (process / "cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def test_a_port_in_use_is_named() -> None:
+    plan, binding = lasting("cluster.workers=1")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        failure = failing(plan, binding, places={1: Place(port=port)})
+    assert failure == f"server0 cannot listen on tcp://127.0.0.1:{port}: Address already in use"
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    """The limit on a file's size stands for the disk: a write fails in the middle of the log."""
+    plan, binding = lasting("cluster.workers=1")
+    small = Place(prefix=("sh", "-c", 'ulimit -f 2000; exec "$@"', "sh"))
+    failure = failing(plan, binding, places={1: small}, checkpoint=Checkpoint(tmp_path))
+    assert failure == f"server0 cannot write {tmp_path}/server0.log: File too large"
+
+
+@pytest.mark.slow
+def test_a_place_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    plan, binding = lasting("cluster.workers=1")
+    failure = failing(plan, binding, places={0: Place(prefix=("no-such-command", "x"))})
+    assert failure == "worker0 cannot be started by 'no-such-command': No such file or directory"
+    failure = failing(plan, binding, places={1: Place(host="192.0.2.1")})
+    assert failure == "server0 cannot listen on tcp://192.0.2.1:*: Cannot assign requested address"
+    failure = failing(plan, binding, places={0: Place(prefix=("sh", "-c", "exit 3"))})
+    assert failure == "worker0 exited with code 3 while it was set up"
+
+
+def test_processes_run_where_they_are_placed() -> None:
+    plan, binding = lasting("cluster.workers=2", steps=2)
+    places = {0: Place("127.0.0.2"), 1: Place("127.0.0.3", prefix=("nice", "-n", "5")), 2: Place("127.0.0.4")}
+    seen: list[set[str]] = []
+
+    def on_start(pids: Mapping[str, int]) -> None:
+        assert os.getpriority(os.PRIO_PROCESS, pids["worker1"]) == os.getpriority(os.PRIO_PROCESS, 0) + 5
+        threading.Thread(target=look).start()
+
+    def look() -> None:
+        time.sleep(0.02)
+        seen.append(connections())
+
+    run(plan, binding, compute="sleep", places=places, on_start=on_start)
+    while not seen:
+        time.sleep(0.01)
+    assert {"127.0.0.2 127.0.0.4", "127.0.0.3 127.0.0.4"} <= seen[0]
+
+
+def connections() -> set[str]:
+    """Local and remote address of every TCP connection of this machine."""
+    rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    return {f"{address(row[1])} {address(row[2])}" for row in rows}
+
+
+def address(text: str) -> str:
+    return ".".join(str(byte) for byte in reversed(bytes.fromhex(text.partition(":")[0])))
+
+
+REFUSED = {
+    "adam": ("training.optimizer=adam", "a server applies sgd or momentum, not adam"),
+    "cores": ("parameter_servers.cores=4", "a server applies on one core here, not 4: use 1"),
+    "discipline": ("parameter_servers.discipline=processor_sharing", "processor_sharing is only simulated: use fcfs"),
+    "snapshot": ("schedule.snapshot=on_delivery", "a server reads what it sends when it is asked: use on_request"),
+    "window": (
+        "schedule={name: parameter_server, granularity: layer, order: {window: 64 KiB}}",
+        "window is only simulated",
+    ),
+    "stragglers": ("stragglers=[{worker: worker1, factor: 2}]", "takes the time it takes: use compute: sleep"),
+    "faults": ("faults=[{at: 1 ms, node: worker1, down: 1 ms}]", "kill a process of the run"),
+    "second job": ("background={workers: 1, parameters: 1 MB, compute: 1 ms}", "a second job is only simulated"),
+    "bf16": ("training.dtype=bf16", "use fp32"),
+}
+
+
+@pytest.mark.parametrize(("set_", "message"), REFUSED.values(), ids=REFUSED)
+def test_refuses(set_: str, message: str) -> None:
+    with pytest.raises(UnsupportedPlan, match=re.escape(message)):
+        load("torch").execute(*composed(set_))
+
+
+def test_refuses_what_has_no_influence(mlp_plan: Any, tmp_path: Path) -> None:
+    from sim.planners import gpipe
+
+    plan, binding = composed()
+    for how, message in (
+        ({"count_memory": True}, "count_memory has no influence with parameter servers"),
+        ({"accelerator": "cuda"}, "accelerator cuda has no influence with parameter servers"),
+        ({"places": {9: Place()}}, "places: the plan has no device 9"),
+        ({"places": {0: Place(port=5000)}}, "places: a port has no influence on worker0, a worker"),
+        ({"checkpoint": Checkpoint(tmp_path, resume=True)}, "checkpoint: there is no .*/server0.npz to resume from"),
+        ({"checkpoint": Checkpoint(Path("/proc/x"))}, "checkpoint: /proc/x cannot be used: No such file or directory"),
+    ):
+        with pytest.raises(UnsupportedPlan, match=message):
+            run(plan, binding, **how)  # type: ignore[arg-type]
+    (tmp_path / "server1.npz").touch()
+    with pytest.raises(UnsupportedPlan, match=r"server1\.npz is one already: resume from it, or name another folder"):
+        run(plan, binding, checkpoint=Checkpoint(tmp_path))
+    with pytest.raises(
+        UnsupportedPlan, match=r"compute: sleep has no influence without schedule\.name: parameter_server"
+    ):
+        run(*mlp_plan(gpipe.plan(2, 4)), compute="sleep")
+
+
+# --- the parts
+
+
+def test_a_part_travels_in_chunks_that_say_where_they_belong() -> None:
+    from backends.torch.servers.wire import CHUNK_BYTES, Head, What, chunks
+
+    values = np.arange(2 * CHUNK_BYTES // 4 + 5, dtype=np.float32)
+    found = np.full_like(values, -1)
+    head = Head(What.VALUES, part=3, number=7, version=4, sent_s=0.5)
+    sent = list(chunks(head, values))
+    for first, chunk in sent:
+        read = Head.unpack(first)
+        assert read._replace(offset=0) == head
+        found[read.offset : read.offset + len(chunk)] = chunk
+    assert len(sent) == 3
+    assert np.array_equal(found, values)
+
+
+def test_half_a_row_of_a_killed_process_is_left_out(tmp_path: Path) -> None:
+    from backends.torch.servers import records
+    from sim.ops import OpId
+
+    with (tmp_path / "rows").open("w+b") as file:
+        assert records.last(file) == "before its first op"
+        record = records.Record(file.fileno())
+        record.write(OpId.parse("0P3@1.2"), 1.0, 2.0, reads=5)
+        record.write(OpId.parse("0U3@1.2"), 2.0, 3.0, writes=6)
+        file.truncate(records.ROW.itemsize * 2 - 1)
+        assert records.read(file).tolist() == [(OpKind.PULL, 1, 2, 3, 5, -1, 1.0, 2.0)]
+        assert records.last(file) == "after 0P3@1.2"
