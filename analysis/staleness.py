@@ -107,7 +107,7 @@ def _of_servers(trace: Trace) -> Staleness:
 
 
 def _code(ops: NDArray[np.void], count: int) -> IntColumn:
-    return ops["replica"].astype(np.int64) * count + ops["micro_batch"]
+    return np.asarray(ops["replica"].astype(np.int64) * count + ops["micro_batch"], np.int64)
 
 
 class _Weights:

@@ -136,7 +136,7 @@ def _devices(cluster: Mapping[str, Any]) -> int | None:
         return _devices_of_preset(preset)
     nodes = _mappings(cluster.get("nodes"))
     if nodes:
-        return sum(node.get("kind") == "gpu" for _, node in nodes)
+        return sum(1 for _, node in nodes if node.get("kind") == "gpu")
     return _count(cluster, "devices") or _count(cluster, "workers")
 
 

@@ -69,7 +69,7 @@ class Binding:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     allocator: Allocation = COUNTING
     shares: Mapping[tuple[BufferKind, int], Shares] = field(default_factory=dict)
-    conditions: Conditions = Conditions()
+    conditions: Conditions = field(default_factory=Conditions)
 
     def route(self, source: int, target: int) -> tuple[int, ...]:
         """Links from one device of the plan to another."""

@@ -40,7 +40,7 @@ class Distribution:
             return random.standard_exponential((ops, samples))
         if self.kind == "empirical":
             values = np.array(self.values)
-            return (values / values.mean())[random.integers(len(values), size=(ops, samples))]
+            return np.asarray((values / values.mean())[random.integers(len(values), size=(ops, samples))], np.float64)
         variance = math.log1p(self.spread**2)  # of the logarithm, whose mean makes up for what exp adds
         factors = random.standard_normal((ops, samples))
         factors *= math.sqrt(variance)

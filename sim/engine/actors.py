@@ -207,7 +207,7 @@ class Actors:
         """The number of the lanes that an op holds, and whether it may have to wait for them."""
         held = self._lane_sets.get(op.lanes)
         if held is None:
-            held = self._lane_sets[op.lanes] = len(self._lane_sets), not self._unlimited.issuperset(op.lanes)
+            held = self._lane_sets[op.lanes] = len(self._lane_sets), not self._unlimited >= {*op.lanes}
         return held
 
     def _ended(self, number: int) -> None:
@@ -254,12 +254,12 @@ class Actors:
 
     def columns(self, memory: Tables) -> Columns:
         """What has run to its end."""
-        rows = np.frombuffer(self._table, np.int64).reshape(-1, len(OPS) + 2)
-        by_name = np.lexsort([rows[:, OPS.names.index(name)] for name in _BY_NAME])  # type: ignore[union-attr]
-        rows = rows[by_name]
+        names = OPS.names or ()
+        rows = np.frombuffer(self._table, np.int64).reshape(-1, len(names) + 2)
+        rows = rows[np.lexsort([rows[:, names.index(name)] for name in _BY_NAME])]
         number, lane_set = rows[:, -2], rows[:, -1]
         ops = np.empty(len(rows), OPS)
-        for column, name in enumerate(OPS.names or ()):
+        for column, name in enumerate(names):
             ops[name] = rows[:, column]
         start_s, end_s = (np.array(times)[number] for times in (self._core.start_s, self._core.end_s))
         place = np.full(len(self._core.keys) + 1, -1, np.int64)

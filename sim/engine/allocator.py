@@ -19,7 +19,6 @@ from sim.memory.rules import Rules
 from sim.recording import Tables, buffer_sizes
 from sim.trace import MEMORY
 
-
 _IDLE = (True, True)
 
 

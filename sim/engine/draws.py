@@ -10,6 +10,7 @@ from sim.conditions import Conditions, Straggler
 from sim.distributions import Distribution
 from sim.ops import OpId, OpKind
 
+_PASSES = frozenset({OpKind.FORWARD, OpKind.BACKWARD})
 _START, _SLOW = 100, 101  # streams beside those of the kinds of op
 
 
@@ -26,13 +27,9 @@ class Draws:
     def __init__(self, conditions: Conditions, seed: int) -> None:
         self._conditions, self._seed = conditions, seed
         jitter = conditions.jitter
-        passes, moving, serving = (
-            (jitter.compute, (OpKind.FORWARD, OpKind.BACKWARD)),
-            (jitter.communication, (OpKind.PULL, OpKind.PUSH)),
-            (jitter.apply, (OpKind.UPDATE, OpKind.ACCUMULATE)),
-        )
-        self._of_step = bool(passes[0] or conditions.stragglers)
-        self._passes = set(passes[1])
+        moving = jitter.communication, (OpKind.PULL, OpKind.PUSH)
+        serving = jitter.apply, (OpKind.UPDATE, OpKind.ACCUMULATE)
+        self._of_step = bool(jitter.compute or conditions.stragglers)
         self._varying = {kind: by for by, kinds in (moving, serving) if by for kind in kinds}
         self._streams: dict[tuple[int, int], Iterator[float]] = {}
         self._steps: dict[int, tuple[int, float]] = {}  # of each worker the newest step and its factor
@@ -44,7 +41,7 @@ class Draws:
 
     def factor(self, op: OpId) -> float:
         """Of this op's duration."""
-        if op.kind in self._passes:
+        if op.kind in _PASSES:
             return self._factor_of_step(op) if self._of_step else 1.0
         by = self._varying.get(op.kind)
         return 1.0 if by is None else next(self._stream(op.kind, op.replica, by))

@@ -140,7 +140,7 @@ def test_what_cannot_play_an_order_that_depends_on_time(line: str) -> None:
 
 
 IDLE = {
-    "parameter_servers: {cores: 2}": "parameter_servers.cores: has no influence: updates take no time (give cluster.host",
+    "parameter_servers: {cores: 2}": "parameter_servers.cores: has no influence: updates take no time (give cluster",
     "parameter_servers: {discipline: fcfs}": "parameter_servers.discipline: has no influence: updates take no time",
     "jitter: {apply: exponential}": "jitter.apply: has no influence: updates take no time",
     "jitter: {communication: exponential}": "jitter.communication: has no influence: transfers take no time (give clus",

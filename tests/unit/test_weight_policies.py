@@ -310,7 +310,6 @@ def test_predictions_from_the_command_line(
         (["schedule.weights=vertical"], "expected one of latest, stash, vertical_sync, double_buffer, predict"),
         (["schedule.predict=spectrum"], "did you mean 'spectrain'?"),
         (["schedule.micro_batches=8", "schedule.predict=pipeoptim"], "most micro-batches of every stage"),
-        (["backend=torch", "schedule.weights=vertical_sync"], "weights: vertical_sync has no kernel here"),
     ],
 )
 def test_refusals(tmp_path: Path, sets: list[str], message: str) -> None:
