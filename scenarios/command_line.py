@@ -508,11 +508,16 @@ def validate(
     json: Json = False,
 ) -> None:
     """Profile, simulate, execute and compare: how far is the prediction from this machine?"""
-    from scenarios import run_folder, validation
+    from scenarios import run_folder, server_validation, validation
 
     document = _document(file, sets)
     points, name = run_folder.read_points(document), str(document.data.get("name", "run"))
     folder = out or Path("runs") / f"{run_folder.file_name(name)}-validation"
+    if server_validation.is_for(points):
+        if oversubscribe:
+            raise ScenarioError("--allow-oversubscribe has no influence on parameter servers: their workers compute nothing")
+        _validate_servers(document, points, folder, repeats, json)
+        return
     with run_folder.writing(folder), _progress() as progress:
         task = progress.add_task(name, total=validation.steps(points, repeats))
         found = validation.validate(
@@ -526,6 +531,23 @@ def validate(
     for each in found:
         typer.echo(f"{each.name}: {each.verdict}{tables[each.name]}", nl=False)
     typer.echo(f"{folder}: validation.json, profiles, traces and charts of both rails", err=True)
+
+
+def _validate_servers(document: Document, points: Sequence[Point], folder: Path, repeats: int, json: bool) -> None:
+    from scenarios import run_folder, server_validation
+
+    with run_folder.writing(folder), _progress() as progress:
+        task = progress.add_task(folder.name, total=server_validation.steps(points, repeats))
+        found = server_validation.validate(
+            points, folder, repeats, lambda what: progress.update(task, advance=1, description=what)
+        )
+    table = _render(server_validation.COLUMNS, server_validation.rows(found)) + server_validation.verdict(found) + "\n"
+    server_validation.write(folder, document, found, table)
+    if json:
+        typer.echo(run_folder.to_json(server_validation.as_json(found)), nl=False)
+        return
+    typer.echo(table, nl=False)
+    typer.echo(f"{folder}: validation.json, throughput.png, captures of one worker, traces of all runs", err=True)
 
 
 @_command("converge")

@@ -112,7 +112,9 @@ def read_file(
         except OSError as error:
             raise ScenarioError.of([Fault(f"cannot be read: {error.strerror}", file=name)]) from None
         except ScenarioError as error:
-            raise ScenarioError.of([Fault(f.message, f.path, name, suggestion=f.suggestion) for f in error.faults]) from None
+            raise ScenarioError.of(
+                [Fault(f.message, f.path, name, suggestion=f.suggestion) for f in error.faults]
+            ) from None
     _write(reading, name, options, out)
     return dict(reading.result)
 
@@ -122,7 +124,9 @@ def _open(file: str) -> BinaryIO:
         return open(file, "rb")
     except OSError as error:
         hint = nearest_file(Path(file)) if isinstance(error, FileNotFoundError) else None
-        raise ScenarioError.of([Fault(f"cannot be read: {error.strerror}", file=printable(file), suggestion=hint)]) from None
+        raise ScenarioError.of(
+            [Fault(f"cannot be read: {error.strerror}", file=printable(file), suggestion=hint)]
+        ) from None
     except ValueError as error:
         raise ScenarioError.of([Fault(f"cannot be read: {error}", file=printable(file))]) from None
 

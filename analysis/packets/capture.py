@@ -339,9 +339,7 @@ class _Pcapng:
                 time_ns[mine] = _nanoseconds(high[mine], low[mine], interface)
         sound = (time_ns >= 0) & (captured <= total - 32) & (captured > 0)
         self._damage.reasons[MISFIT] += int(len(at) - sound.sum())
-        return _some(
-            Frames(_padded(data), at + 28, captured, np.maximum(length, captured), time_ns, link), sound
-        )
+        return _some(Frames(_padded(data), at + 28, captured, np.maximum(length, captured), time_ns, link), sound)
 
     def plausible(self, data: bytes, begin: int, stop: int, ended: bool) -> Ints:
         at = np.arange(begin, min(stop, len(data) - 11), dtype=np.int64)

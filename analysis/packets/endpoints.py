@@ -73,7 +73,9 @@ def parse_servers(given: Sequence[str]) -> list[Server]:
 
 
 def _overlap(one: Server, other: Server) -> bool:
-    return bool(set(one.addresses) & set(other.addresses)) and (None in (one.port, other.port) or one.port == other.port)
+    return bool(set(one.addresses) & set(other.addresses)) and (
+        None in (one.port, other.port) or one.port == other.port
+    )
 
 
 def _parse(value: str) -> Server:
@@ -84,7 +86,9 @@ def _parse(value: str) -> Server:
         host, port = value.split(":")
         port = f":{port}"
     number = port[1:]
-    if not host or (port and not (port[0] == ":" and number.isascii() and number.isdigit() and 0 < int(number) < 65536)):
+    if not host or (
+        port and not (port[0] == ":" and number.isascii() and number.isdigit() and 0 < int(number) < 65536)
+    ):
         raise ValueError(f"'{value[:60]}' is no server: expected HOST:PORT, such as 10.0.0.1:2222 or [fd00::1]:2222")
     try:
         addresses = (words(ipaddress.ip_address(host)),)

@@ -4,8 +4,8 @@ Time during which a link carries something is its busy time only if the link is 
 several servers at once, or over a slower link of its own, leaves part of it idle. Whether it does is seen when others
 come and go: within one transfer, does its own rate follow? So rates are regressed on the state (workers active at the
 server, servers active at the worker) with an effect of every transfer's own, as some are slower than others for reasons
-of their own, and slow ones are alone more often. n workers of rate exp(g) make a speed of n·exp(g). Where that is
-near its highest is full speed; time in other states counts for less.
+of their own, and slow ones are alone more often. At any time the rates of all that is under way make a speed; near its
+highest is full speed, and time at less counts for less.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from analysis.packets.steps import Floats, Spans
 WINDOWS = 20
 """Parts of the time line whose scatter gives intervals."""
 LEAST_SHARE = 0.02
-"""A state in which less than this share of all bytes moved does not set the highest speed."""
+"""A speed reached for less than this share of the time is taken for chance."""
 SAME_SPEED = 0.8
-"""Of the highest speed: of four servers, three at work have 0.75."""
+"""Of the highest: of four servers, three at work have 0.75."""
 
 
 class Link(NamedTuple):
@@ -37,15 +37,14 @@ class Link(NamedTuple):
 
 
 class _Pieces(NamedTuple):
-    """Parts of transfers during which nothing started or ended: which transfer, workers at the server, servers at the
-    worker, window, seconds, bytes; and from the first to the last time within at which the bytes are known exactly,
-    seconds and bytes."""
+    """Parts of transfers during which nothing started or ended: which transfer, interval of the time line, workers at
+    the server, servers at the worker, bytes; and from the first to the last time within at which the bytes are known
+    exactly, seconds and bytes."""
 
     flow: Ints
+    interval: Ints
     workers: Ints
     servers: Ints
-    window: Ints
-    length_s: Floats
     moved: Floats
     exact_s: Floats
     exact: Floats
@@ -70,13 +69,13 @@ def of_direction(spans: Mapping[tuple[int, int], Spans], from_s: float) -> dict[
     links = {}
     for server in sorted(at_server):
         parts = [
-            _pieces(found, time_s, active[worker, server], at_server[server], at_worker[worker], window)
+            _pieces(found, time_s, active[worker, server], at_server[server], at_worker[worker])
             for (worker, each), found in spans.items()
             if each == server
         ]
         pieces = _joined(parts)
         if pieces.moved.sum() > 0:
-            links[server] = _link(pieces)
+            links[server] = _link(pieces, time_s, window)
     return links
 
 
@@ -94,9 +93,7 @@ def _active_at(active: Mapping[tuple[int, int], NDArray[np.bool_]], end: int) ->
     return found
 
 
-def _pieces(
-    spans: Spans, time_s: Floats, active: NDArray[np.bool_], at_server: Ints, at_worker: Ints, window: Ints
-) -> _Pieces:
+def _pieces(spans: Spans, time_s: Floats, active: NDArray[np.bool_], at_server: Ints, at_worker: Ints) -> _Pieces:
     interval = np.flatnonzero(active)
     flow = np.searchsorted(spans.begin_s, time_s[interval], "right") - 1
     first = np.searchsorted(spans.time_s, time_s[interval])
@@ -104,10 +101,9 @@ def _pieces(
     first, last = (np.minimum(each, len(spans.time_s) - 1) for each in (first, last))
     return _Pieces(
         flow,
+        interval,
         at_server[interval],
         at_worker[interval],
-        window[interval],
-        np.diff(time_s)[interval],
         np.diff(np.interp(time_s, spans.time_s, spans.sent))[interval],
         spans.time_s[last] - spans.time_s[first],
         spans.sent[last] - spans.sent[first],
@@ -122,21 +118,33 @@ def _joined(parts: Sequence[_Pieces]) -> _Pieces:
     return columns._replace(flow=columns.flow + first)
 
 
-def _link(pieces: _Pieces) -> Link:
+def _link(pieces: _Pieces, time_s: Floats, window: Ints) -> Link:
     states, state = np.unique(np.stack([pieces.workers, pieces.servers]), axis=1, return_inverse=True)
-    speed = _speeds(pieces, state, states[0])
-    busy_s = pieces.length_s * speed[state] / pieces.workers
-    full, shared_out = speed == 1, states[0] < states[1]
-    growing = not full.all() and states[0][full].min() == states[0].max()
-    limited = bool(shared_out[full].all() or growing)
-    return Link(*(np.bincount(pieces.window, each, WINDOWS) for each in (busy_s, pieces.moved)), limited)
+    rate = _rates(pieces, state, states[0])[state]
+    interval, first, place = np.unique(pieces.interval, return_index=True, return_inverse=True)
+    length_s, speed, workers = np.diff(time_s)[interval], np.bincount(place, rate), pieces.workers[first]
+    full = speed >= SAME_SPEED * _highest(speed, length_s)
+    speed = np.where(full, 1, speed / np.average(speed[full], weights=length_s[full]))
+    least = np.full(len(interval), np.iinfo(np.int64).max)
+    np.minimum.at(least, place, pieces.servers)
+    elsewhere = bool((least > workers)[full].all())  # every transfer may have been limited at its worker
+    growing = not full.all() and workers[full].min() == workers.max()
+    busy_s = np.bincount(window[interval], length_s * np.minimum(speed, 1), WINDOWS)
+    return Link(busy_s, np.bincount(window[pieces.interval], pieces.moved, WINDOWS), elsewhere or bool(growing))
 
 
-def _speeds(pieces: _Pieces, state: Ints, workers: Ints) -> Floats:
-    """The speed of a link in each state, as a share of full speed.
+def _highest(speed: Floats, length_s: Floats) -> float:
+    """What is exceeded in no more than `LEAST_SHARE` of the time."""
+    order = np.argsort(speed)[::-1]
+    above = np.cumsum(length_s[order])
+    return float(speed[order[np.searchsorted(above, LEAST_SHARE * above[-1])]])
+
+
+def _rates(pieces: _Pieces, state: Ints, workers: Ints) -> Floats:
+    """What a transfer moves in each state, relative to itself in others, so that the link's mean speed is about 1.
 
     Least squares of log rates with fixed effects, weighted by bytes. States that no transfer connects cannot be
-    compared: each group has a full speed of its own.
+    compared: each group of them is taken to have the same mean.
     """
     known = (pieces.exact > 0) & (pieces.exact_s > 0)
     flow, state, moved = pieces.flow[known], state[known], pieces.exact[known]
@@ -145,16 +153,12 @@ def _speeds(pieces: _Pieces, state: Ints, workers: Ints) -> Floats:
     weight, sums = np.zeros(shape), np.zeros(shape)
     np.add.at(weight, (flow, state), moved)
     np.add.at(sums, (flow, state), moved * log_rate)
-    of_flow = np.maximum(weight.sum(axis=1, keepdims=True), 1e-300)
-    normal = np.diag(weight.sum(axis=0)) - weight.T @ (weight / of_flow)
-    right = (sums - weight * sums.sum(axis=1, keepdims=True) / of_flow).sum(axis=0)
-    effect = np.linalg.lstsq(normal, right, rcond=None)[0]
+    of_flow, of_state = np.maximum(weight.sum(axis=1), 1e-300), weight.sum(axis=0)
+    normal = np.diag(of_state) - weight.T @ (weight / of_flow[:, None])
+    effect = np.linalg.lstsq(normal, sums.sum(axis=0) - weight.T @ (sums.sum(axis=1) / of_flow), rcond=None)[0]
+    rate = np.exp(effect)
     group = connected_components(weight.T @ weight > 0, directed=False)[1]
-    speed, moved_in = workers * np.exp(effect), weight.sum(axis=0)
     for each in np.unique(group):
-        mine = np.flatnonzero(group == each)
-        common = mine[moved_in[mine] >= LEAST_SHARE * moved_in.sum()]
-        full = mine[speed[mine] >= SAME_SPEED * speed[common if len(common) else mine].max()]
-        speed[mine] /= np.average(speed[full], weights=moved_in[full] + 1e-300)
-        speed[full] = 1
-    return np.minimum(speed, 1)
+        mine = group == each
+        rate[mine] /= np.average((workers * rate)[mine], weights=of_state[mine] + 1e-300)
+    return rate

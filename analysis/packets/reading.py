@@ -89,7 +89,13 @@ def _check_found(
         raise ScenarioError(f"nothing could be read: {found}")
     names = [_end(address, port) for (address, port), size in seen.most_common(3) if size] or ["no end"]
     raise ScenarioError.of(
-        [Fault("nothing to or from a server is in the capture", "--server", suggestion=f"most is sent by {', '.join(names)}")]
+        [
+            Fault(
+                "nothing to or from a server is in the capture",
+                "--server",
+                suggestion=f"most is sent by {', '.join(names)}",
+            )
+        ]
     )
 
 

@@ -113,7 +113,9 @@ def find(flows: Flows, idle_ns: int, origin_ns: int, model_bytes: int | None) ->
     first, last = _complete(size, model_bytes)
     if last <= first:
         return None
-    return _columns(flows, {key: _cut(span, first, last) for key, span in spans.items()}, size, (first, last), origin_ns)
+    return _columns(
+        flows, {key: _cut(span, first, last) for key, span in spans.items()}, size, (first, last), origin_ns
+    )
 
 
 def _bounds(flows: Flows, model_bytes: int | None) -> Ints:
@@ -124,7 +126,11 @@ def _bounds(flows: Flows, model_bytes: int | None) -> Ints:
         return np.empty(0, np.int64)
     begin_ns = np.concatenate([bursts.begin_ns for some in ways for bursts in some])
     share = np.concatenate(
-        [bursts.size * (sign / total) for some, sign, total in zip(ways, (1, -1), totals, strict=True) for bursts in some]
+        [
+            bursts.size * (sign / total)
+            for some, sign, total in zip(ways, (1, -1), totals, strict=True)
+            for bursts in some
+        ]
     )
     order = np.argsort(begin_ns, kind="stable")
     begin_ns, share = begin_ns[order], share[order]

@@ -205,7 +205,9 @@ class Streams:
             address = (int(peer[0][row]), int(peer[1][row]))
             port, number, way = int(theirs[row]), int(server[row]), int(direction[row])
             sequence, payload, syn = (column[ours[rows]] for column in segments[5:8])
-            fresh[rows], again[rows] = self._follow((address, port, number, int(mine[row]), way), sequence, payload, syn)
+            fresh[rows], again[rows] = self._follow(
+                (address, port, number, int(mine[row]), way), sequence, payload, syn
+            )
             worker = address, port if self._each_connection else 0
             members.setdefault((worker, number, way), []).append(rows)
         time_ns = segments.time_ns[ours]

@@ -131,7 +131,9 @@ def _packets(transfer: Transfer, servers: int, segment_bytes: int) -> _Packets:
     size = max(round(transfer.sent[-1]), 1)
     reach = np.append(np.arange(segment_bytes, size, segment_bytes), size)
     kept = np.append(True, np.diff(transfer.sent) > 0)
-    time_s = np.interp(reach * (transfer.sent[-1] / size), np.array(transfer.sent)[kept], np.array(transfer.time_s)[kept])
+    time_s = np.interp(
+        reach * (transfer.sent[-1] / size), np.array(transfer.sent)[kept], np.array(transfer.time_s)[kept]
+    )
     data_ns = np.rint(time_s * 1e9).astype(np.int64)
     acked_ns = data_ns[1::2] + _SOON_NS
     times, ways, payloads, flags = [data_ns, acked_ns], [True, False], [np.diff(reach, prepend=0), 0], [_ACK, _ACK]
@@ -224,9 +226,7 @@ def of_trace(trace: Trace, cluster: Cluster) -> list[Transfer]:
     size = dict(zip(flows["op"].tolist(), flows["bytes"].tolist(), strict=True))
     moving = moving[first & np.isin(moving, flows["op"])]
     routes = {op: _route(trace, cluster, op) for op in size}
-    start_s = {
-        op: min(float(trace.start_s[op]) + cluster.latency_s(routes[op]), float(trace.end_s[op])) for op in size
-    }
+    start_s = {op: min(float(trace.start_s[op]) + cluster.latency_s(routes[op]), float(trace.end_s[op])) for op in size}
     shares = _shares(trace, cluster, routes, start_s)
     ends = trace.ops["source"][moving], trace.ops["target"][moving]
     is_upload = trace.ops["kind"][moving] == OpKind.PUSH

@@ -86,10 +86,15 @@ def _rows(reading: Reading) -> Iterator[tuple[str, list[_Bars]]]:
         for way, kind, low, high in ((DOWN, "download", 0.1, 0.37), (UP, "upload", 0.37, 0.63)):
             spans = [each.spans[server, way] for each in reading.steps.values() if (server, way) in each.spans]
             if spans:
-                busy = union(*(np.concatenate(edge) for edge in zip(*((s.begin_s, s.end_s) for s in spans), strict=True)))
+                busy = union(
+                    *(np.concatenate(edge) for edge in zip(*((s.begin_s, s.end_s) for s in spans), strict=True))
+                )
                 bars.append(_Bars(kind, busy.start_s, busy.end_s, low, high))
         applied = [each.applied[server] for each in reading.steps.values() if server in each.applied]
-        bars += [_Bars("apply", begin_s, np.where(np.isfinite(end_s), end_s, begin_s), 0.63, 0.9) for begin_s, end_s in applied]
+        bars += [
+            _Bars("apply", begin_s, np.where(np.isfinite(end_s), end_s, begin_s), 0.63, 0.9)
+            for begin_s, end_s in applied
+        ]
         yield name, bars
 
 

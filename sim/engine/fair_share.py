@@ -61,11 +61,8 @@ class FairShare:
             self._withdrawn.add(op)  # before it departs
             return
         for route in self._payloads[op].routes:
-            bundle = self._bundle(route)
-            for flow in [flow for flow in self._flows[bundle].values() if flow.op == op]:
+            for flow in [flow for flow in self._flows[self._bundle(route)].values() if flow.op == op]:
                 self._take_out(flow)
-            if (bottleneck := self._rates.bottleneck[bundle]) is not None:
-                self._left.add(bottleneck)
         self._settle_soon()
 
     def _depart(self, op: int) -> None:

@@ -106,7 +106,10 @@ def test_a_damaged_file_is_read_as_far_as_it_goes(capture: Path, tmp_path: Path)
     ("arguments", "expected"),
     [
         ([], ["--server: which ends are servers?"]),
-        (["--server=x:y", "--model-bytes=0", "--compute=5", "--yaml=a.txt"], ["--server", "--model-bytes", "--compute", "--yaml"]),
+        (
+            ["--server=x:y", "--model-bytes=0", "--compute=5", "--yaml=a.txt"],
+            ["--server", "--model-bytes", "--compute", "--yaml"],
+        ),
         (["--server=10.9.9.9:1"], ["nothing to or from a server", "most is sent by 10."]),
     ],
 )
@@ -159,7 +162,11 @@ def test_a_capture_that_runs(scenario: Path, tmp_path: Path, monkeypatch: pytest
 
 def test_what_cannot_be_synthesized(scenario: Path, tmp_path: Path) -> None:
     ring = tmp_path / "ring.yaml"
-    ring.write_text(SCENARIO.replace("{name: parameter_server, mini_batches: 60}", "{name: data_parallel}").replace("parameter_servers: {sharding: even, apply: {bandwidth: 2 GB/s}}\n", "").replace("jitter: {compute: {lognormal: 0.3}}\n", ""))
+    ring.write_text(
+        SCENARIO.replace("{name: parameter_server, mini_batches: 60}", "{name: data_parallel}")
+        .replace("parameter_servers: {sharding: even, apply: {bandwidth: 2 GB/s}}\n", "")
+        .replace("jitter: {compute: {lognormal: 0.3}}\n", "")
+    )
     out = f"--out={tmp_path / 'x.pcap'}"
     result = twinrail("synthesize", str(ring), out)
     assert (result.exit_code, "nothing to capture" in result.stderr) == (2, True)

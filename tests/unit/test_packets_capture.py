@@ -131,7 +131,8 @@ def test_pcap_of_either_byte_order_and_unit(order: str, nano: bool) -> None:
 
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize(
-    ("resolution", "ticks_per_s"), [(None, 10**6), (9, 10**9), (3, 10**3), (12, 10**12), (0x80 | 20, 2**20), (0x80 | 40, 2**40)]
+    ("resolution", "ticks_per_s"),
+    [(None, 10**6), (9, 10**9), (3, 10**3), (12, 10**12), (0x80 | 20, 2**20), (0x80 | 40, 2**40)],
 )
 def test_pcapng_of_either_byte_order_and_every_unit(order: str, resolution: int | None, ticks_per_s: int) -> None:
     packet = ETHERNET + b"\x08\x00" + ipv4(tcp(payload=3))
@@ -299,7 +300,9 @@ def test_servers_are_written_as_people_write_them() -> None:
     servers = parse_servers(["10.0.0.1:2222", "[fd00::1]:2222", "fd00::2", "10.0.0.1:2223"])
     assert [server.port for server in servers] == [2222, 2222, None, 2223]
     assert [text(server.addresses[0]) for server in servers] == ["10.0.0.1", "fd00::1", "fd00::2", "10.0.0.1"]
-    assert servers[0].addresses[0] == words(__import__("ipaddress").ip_address("10.0.0.1")) == (0, MAPPED | 10 << 24 | 1)
+    assert (
+        servers[0].addresses[0] == words(__import__("ipaddress").ip_address("10.0.0.1")) == (0, MAPPED | 10 << 24 | 1)
+    )
     for wrong in ("10.0.0.1:", "10.0.0.1:0", "10.0.0.1:70000", "[fd00::1]2222", ":2222"):
         with pytest.raises(ScenarioError, match="--server"):
             parse_servers([wrong])

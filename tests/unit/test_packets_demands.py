@@ -82,16 +82,23 @@ def test_constant_demands_come_back_within_a_hundredth(workers: int, servers: in
 
 @pytest.mark.slow
 @pytest.mark.parametrize("servers", [1, 2, 4])
-@pytest.mark.parametrize("workers", [1, 2, 3, 4, 6, 8])
+@pytest.mark.parametrize("workers", [1, 2, 4, 8])
 def test_demands_come_back(workers: int, servers: int) -> None:
-    """Constant ones within 1 %, those of cv .3 within 3 %: 2,400 steps leave .6 % to chance."""
+    """Constant ones within 1 %, those of cv .3 within 3 %: 1,600 steps leave .75 % to chance."""
     constant = there_and_back(scenario(workers, servers, 30))
     assert recovered(constant, servers) == pytest.approx(1, rel=0.01)
-    varied = there_and_back(scenario(workers, servers, 2400 // workers, 0.3))
+    varied = there_and_back(scenario(workers, servers, 1600 // workers, 0.3), 60_000)
     assert recovered(varied, servers) == pytest.approx(1, rel=0.03)
-    bound = 0.12 if workers * servers > 1 else 0.05  # of apply times there are few busy periods
     for demand in (server["demand_s"][name] for server in varied["servers"] for name in ("downlink", "uplink")):
-        assert demand["low"] < demand["mean"] < demand["high"] < (1 + bound) * demand["mean"]
+        assert demand["low"] < demand["mean"] < demand["high"] < 1.15 * demand["mean"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "servers"), [(2, 2), (3, 4), (8, 4)])
+def test_demands_come_back_from_behind_workers_links(workers: int, servers: int) -> None:
+    """Equal links everywhere, cv .3: servers are seldom the only limit, so rates must be compared within transfers."""
+    varied = there_and_back(scenario(workers, servers, 1600 // workers, 0.3, "100 MB/s"), 60_000)
+    assert recovered(varied, servers) == pytest.approx(1, rel=0.06)
 
 
 def test_where_workers_links_are_the_limit_it_is_said() -> None:
@@ -136,7 +143,9 @@ def test_from_two_workers_to_eight() -> None:
 def test_a_mean_and_a_ratio() -> None:
     """Student's t for four values; a ratio of constant rate has no spread."""
     found = demands.mean(np.array([1.0, 2.0, 3.0, 4.0]))
-    assert found == pytest.approx((2.5, 2.5 - 3.182446 * np.sqrt(5 / 3 / 4), 2.5 + 3.182446 * np.sqrt(5 / 3 / 4)), rel=1e-6)
+    assert found == pytest.approx(
+        (2.5, 2.5 - 3.182446 * np.sqrt(5 / 3 / 4), 2.5 + 3.182446 * np.sqrt(5 / 3 / 4)), rel=1e-6
+    )
     assert demands.mean(np.array([3.0])) == (3.0, None, None)
     assert demands.ratio(np.array([1.0, 2, 0]), np.array([2.0, 4, 0]), 10) == pytest.approx((5, 5, 5))
 
@@ -236,5 +245,7 @@ def test_rates_of_a_trace_are_its_fair_shares() -> None:
 
 def test_links_that_are_no_limit_are_no_obstacle() -> None:
     """Transfers over pure delays last no time; they are still seen."""
-    found = there_and_back(scenario(1, 1, 8).replace("nic: {server: 100 MB/s, worker: 10 GB/s}", "nic: {server: 10 GB/s}"))
+    found = there_and_back(
+        scenario(1, 1, 8).replace("nic: {server: 100 MB/s, worker: 10 GB/s}", "nic: {server: 10 GB/s}")
+    )
     assert found["workers"][0]["steps"] == 8

@@ -173,7 +173,10 @@ def test_a_step_joins_the_transfers_of_all_servers() -> None:
     assert (one["steps"], one["download_s"], one["compute_s"], one["upload_s"]) == pytest.approx(
         (6, 0.16, 0.34, 0.24), rel=1e-3
     )
-    demands = [[server["demand_s"][name]["mean"] for name in ("downlink", "uplink", "apply")] for server in found.result["servers"]]
+    demands = [
+        [server["demand_s"][name]["mean"] for name in ("downlink", "uplink", "apply")]
+        for server in found.result["servers"]
+    ]
     assert demands == [pytest.approx([0.16, 0.24, 0.008], rel=2e-3), pytest.approx([0.04, 0.06, 0.002], rel=2e-3)]
 
 

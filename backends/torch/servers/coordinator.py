@@ -86,8 +86,9 @@ class Coordinator:
             for member, each in zip(self._members, ready, strict=True)
             if member.device in self._servers
         }
+        sums = self._job.layout.sums
         first = {
-            worker: min(version if self._job.layout.sums else newest.get(worker, -1) + 1 for version, newest in kept.values())
+            worker: min(version if sums else newest.get(worker, -1) + 1 for version, newest in kept.values())
             for worker in self._training
         }
         if min(first.values()) >= self._job.program.shape.mini_batches:

@@ -142,7 +142,7 @@ def _listen(place: Place) -> zmq.Socket[bytes]:
     try:
         router.bind(endpoint)
     except zmq.ZMQError as error:
-        raise BackendFailure(f"cannot listen on {endpoint}: {error.strerror}") from None
+        raise BackendFailure(f"cannot listen on {endpoint}: {os.strerror(error.errno)}") from None
     return router
 
 

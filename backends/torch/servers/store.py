@@ -100,7 +100,7 @@ class Store:
     def _restore(self) -> None:
         with self._telling("read", self._path):
             try:
-                with np.load(self._path, allow_pickle=False) as archive:
+                with self._path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
                     arrays = {name: archive[name] for name in archive.files}
                 header = json.loads(arrays.pop("header").tobytes())
                 saved = header["run"]

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from backends.torch.testbed.bed import Testbed, missing, testbed
+from backends.torch.testbed.bed import Bed, build, missing
 from backends.torch.testbed.network import Port, ports
 
-__all__ = ["Port", "Testbed", "missing", "ports", "testbed"]
+__all__ = ["Bed", "Port", "build", "missing", "ports"]

@@ -38,7 +38,7 @@ _CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}  # the second to make
 
 
 @dataclass(frozen=True)
-class Testbed:
+class Bed:
     """A network that is up; ``prefix`` begins the names of its namespaces."""
 
     prefix: str
@@ -79,7 +79,7 @@ class Testbed:
 
 
 @contextmanager
-def testbed(layout: Sequence[Port], prefix: str | None = None) -> Iterator[Testbed]:
+def build(layout: Sequence[Port], prefix: str | None = None) -> Iterator[Bed]:
     """Build a network, and leave nothing of it whatever ends its use.
 
     Raises
@@ -88,7 +88,7 @@ def testbed(layout: Sequence[Port], prefix: str | None = None) -> Iterator[Testb
     """
     if reason := missing():
         raise BackendFailure(reason)
-    bed = Testbed(prefix or f"twinrail-{os.getpid()}", tuple(layout))
+    bed = Bed(prefix or f"twinrail-{os.getpid()}", tuple(layout))
     with _kept(namespaces(bed.prefix, bed.layout)):
         for command in commands(bed.prefix, bed.layout):
             _run(command)

@@ -1,7 +1,7 @@
-"""From a cluster to the commands that build it: ``ip`` joins namespaces by veth pairs, ``tc`` gives them rate and delay.
+"""From a cluster to the commands that build it: ``ip`` joins namespaces by veth pairs, ``tc`` shapes what they carry.
 
-A link is shaped where packets enter it, so no queue stands at an end that could not see it: what a node sends at its own
-interface, what it receives at the switch's port to it.
+A link is shaped where packets enter it: what a node sends at its own interface, what it receives at the switch's port
+to it. So a capture on a node sees both as the links let them pass.
 """
 
 from __future__ import annotations

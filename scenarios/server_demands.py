@@ -1,0 +1,112 @@
+"""What one worker's packets say a step asks for, and what follows for more workers: by simulation, and by theory."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from analysis import parameter_server
+from analysis.packets.endpoints import parse_servers
+from analysis.packets.reading import read
+from analysis.queueing.fork_join import ForkJoin, Section, estimates
+from backends.base import load
+from scenarios.compose import Composed
+from scenarios.server_testbed import Captured, layout_of
+from sim.binding import Binding, Cost
+from sim.cluster import Link
+from sim.errors import RunFailed
+from sim.jitter import Jitter
+from sim.ops import OpKind
+from sim.program import Layout
+
+
+class Demands(NamedTuple):
+    """Seconds that a step thinks, and asks of each server: of its link out, its link in, and its core."""
+
+    think_s: float
+    downlink_s: tuple[float, ...]
+    uplink_s: tuple[float, ...]
+    apply_s: tuple[float, ...]
+
+
+def demands(captured: Captured, composed: Composed) -> Demands:
+    """From the packets of a run of one worker.
+
+    Raises
+    ------
+    RunFailed : no whole step is to be seen.
+    """
+    model_bytes = round(sum(_held_bytes(layout_of(composed), composed.binding)))
+    reading = read(io.BytesIO(captured.packets), parse_servers(captured.servers), model_bytes)
+    found = [server["demand_s"] for server in reading.result["servers"]]
+    if not reading.steps or any(each["downlink"] is None or each["uplink"] is None for each in found):
+        raise RunFailed("; ".join(["no step of the one worker was captured", *reading.result["notes"]]))
+    return Demands(
+        reading.result["think_time_s"]["mean"],
+        *(tuple(_mean(each[station]) for each in found) for station in ("downlink", "uplink", "apply")),
+    )
+
+
+def _mean(estimate: Mapping[str, Any] | None) -> float:
+    return 0.0 if estimate is None else float(estimate["mean"])
+
+
+def simulated(composed: Composed, found: Demands, seed: int) -> float:
+    """Steps/s of all workers where every step asks for this."""
+    plan, binding = composed
+    trace = load("simulated").execute(plan, as_measured(layout_of(composed), binding, found), seed)
+    return float(parameter_server.compute(trace)["steps_per_s"])
+
+
+def as_measured(layout: Layout, binding: Binding, found: Demands) -> Binding:
+    """The figures of a plan with what was measured in their place; of what varied only what a worker computes."""
+    seconds = dict(binding.seconds)
+    for worker in range(layout.workers):
+        seconds[Cost(OpKind.FORWARD, 0, -1, worker)], seconds[Cost(OpKind.BACKWARD, 0, -1, worker)] = found.think_s, 0.0
+    for number, part in enumerate(layout.parts):
+        seconds[Cost(OpKind.UPDATE, 0, number)] = found.apply_s[part.server]
+    held = _held_bytes(layout, binding)
+    out, into = dict[str, float](), dict[str, float]()
+    for number, device in enumerate(layout.servers):
+        name = binding.devices[device]
+        out[name], into[name] = held[number] / found.downlink_s[number], held[number] / found.uplink_s[number]
+    links = [_link(link, out.get(link.source) or into.get(link.target)) for link in binding.cluster.links]
+    return replace(
+        binding,
+        seconds=seconds,
+        cluster=replace(binding.cluster, links=links),
+        conditions=replace(binding.conditions, jitter=Jitter(compute=binding.conditions.jitter.compute)),
+    )
+
+
+def _held_bytes(layout: Layout, binding: Binding) -> list[float]:
+    """What each server keeps."""
+    held = [0.0] * len(layout.servers)
+    for number, part in enumerate(layout.parts):
+        held[part.server] += binding.payload_bytes[Cost(OpKind.PULL, 0, number)]
+    return held
+
+
+def _link(link: Link, bytes_per_s: float | None) -> Link:
+    """A link of a server as fast as it was; what its latency took is in the time that a step thinks."""
+    if bytes_per_s is None:
+        return replace(link, latency_s=0.0)
+    return replace(link, latency_s=0.0, bytes_per_s=bytes_per_s, kind="fair_share")
+
+
+def theory(composed: Composed, found: Demands) -> float | None:
+    """Steps/s of all workers by mean value analysis, with several servers by its fork–join estimate.
+
+    ``None`` where steps wait for each other.
+    """
+    layout, jitter = layout_of(composed), composed.binding.conditions.jitter
+    if layout.consistency != "asp":
+        return None
+    down = Section("down", np.array([found.downlink_s]), np.zeros(1), np.ones(1))
+    up = Section("up", np.array([found.uplink_s, found.apply_s]), np.zeros(2), np.ones(2))
+    step = ForkJoin(found.think_s, jitter.compute.variation if jitter.compute else 0.0, (down, up))
+    return estimates(step, layout.workers)[-1].throughput_per_s
