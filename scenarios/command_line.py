@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
@@ -40,6 +40,10 @@ Sets = Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="run folder; runs/NAME unless --json is given")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON for machines")]
 BackendName = Annotated[str | None, typer.Option("--backend", help="simulated, longest_path or torch")]
+ComputeName = Annotated[
+    str | None,
+    typer.Option("--compute", help="of real workers with parameter servers: real, or sleep as long as planned"),
+]
 
 
 def main() -> None:
@@ -85,8 +89,33 @@ def _document(file: str, sets: Sequence[str] | None, backend: str | None = None)
     return apply_sets(load_document(file), [*(sets or ()), *([f"backend={backend}"] if backend else [])])
 
 
+def _served(compute: str | None, checkpoint: Path | None = None, resume: bool = False) -> dict[str, Any]:
+    """What is said of real parameter servers: keywords of `backends.torch.run`."""
+    if compute not in (None, "real", "sleep"):
+        raise ScenarioError(f"--compute: expected real or sleep, got '{compute}'")
+    if resume and checkpoint is None:
+        raise ScenarioError("--resume has no influence without --checkpoint DIR")
+    said: dict[str, Any] = {} if compute is None else {"compute": compute}
+    if checkpoint is not None:
+        from backends.torch.servers import Checkpoint
+
+        said["checkpoint"] = Checkpoint(checkpoint, resume=resume)
+    return said
+
+
 @_command("run")
-def run(file: File, sets: Sets = None, out: Out = None, json: Json = False, backend: BackendName = None) -> None:
+def run(
+    file: File,
+    sets: Sets = None,
+    out: Out = None,
+    json: Json = False,
+    backend: BackendName = None,
+    compute: ComputeName = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", metavar="DIR", help="where real parameter servers keep their state")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on from what stands in --checkpoint")] = False,
+) -> None:
     """Run one scenario."""
     from scenarios.run_folder import read_points
 
@@ -94,28 +123,37 @@ def run(file: File, sets: Sets = None, out: Out = None, json: Json = False, back
     points = read_points(document)
     if len(points) > 1:
         raise ScenarioError(f"{file} holds a sweep of {len(points)} points: use 'twinrail sweep'")
-    _execute(document, points, out, json, single=True)
+    _execute(document, points, out, json, _served(compute, checkpoint, resume), single=True)
 
 
 @_command("sweep")
-def sweep(file: File, sets: Sets = None, out: Out = None, json: Json = False, backend: BackendName = None) -> None:
+def sweep(
+    file: File,
+    sets: Sets = None,
+    out: Out = None,
+    json: Json = False,
+    backend: BackendName = None,
+    compute: ComputeName = None,
+) -> None:
     """Run every point of a scenario's sweep and compare them."""
     from scenarios.run_folder import read_points
 
     document = _document(file, sets, backend)
     if "sweep" not in document.data:
         raise ScenarioError(f"{file} has no sweep: use 'twinrail run'")
-    _execute(document, read_points(document), out, json, single=False)
+    _execute(document, read_points(document), out, json, _served(compute), single=False)
 
 
-def _execute(document: Document, points: Sequence[Point], out: Path | None, json: bool, single: bool) -> None:
+def _execute(
+    document: Document, points: Sequence[Point], out: Path | None, json: bool, served: Mapping[str, Any], single: bool
+) -> None:
     """Run the points, print them, and write the run folder where one is wanted."""
     from scenarios import run_folder
 
     if "converge" in document.data:
         raise ScenarioError("this scenario is an experiment: use 'twinrail converge', or write --set converge=null")
     name = str(document.data.get("name", "run"))
-    outcomes = _with_progress(points, name)
+    outcomes = _with_progress(points, name, served)
     folder = out or (None if json else Path("runs") / run_folder.file_name(name))
     table = _table(outcomes)
     if folder is not None:
@@ -128,13 +166,13 @@ def _execute(document: Document, points: Sequence[Point], out: Path | None, json
     typer.echo(f"{folder}: gantt.png, result.json, traces (Chrome JSON for ui.perfetto.dev)", err=True)
 
 
-def _with_progress(points: Sequence[Point], scenario: str) -> list[Outcome]:
+def _with_progress(points: Sequence[Point], scenario: str, served: Mapping[str, Any]) -> list[Outcome]:
     """Run the points under a progress bar."""
     from scenarios.run_folder import run_all
 
     with _progress() as progress:
         task = progress.add_task(scenario, total=len(points))
-        return run_all(points, scenario, lambda _: progress.advance(task))
+        return run_all(points, scenario, lambda _: progress.advance(task), served)
 
 
 def _progress() -> Progress:
@@ -314,6 +352,37 @@ def queue_solve(
         return
     typer.echo(_render(queue_command.COLUMNS, queue_command.rows(result)), nl=False)
     typer.echo(queue_command.summary(result), nl=False)
+
+
+@_command("predict", queue)
+def queue_predict(
+    file: File,
+    workers: Annotated[str | None, typer.Option(metavar="1..8", help="or 1,2,4; up to the scenario's")] = None,
+    servers: Annotated[str | None, typer.Option(metavar="1,2,4", help="the scenario's unless said")] = None,
+    target: Annotated[float | None, typer.Option(metavar="0.9", help="of linear speed: how many servers?")] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="simulated of each worker")] = None,
+    point: Annotated[str | None, typer.Option(help="which point of a sweep")] = None,
+    sets: Sets = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Predict throughput and staleness over workers and servers: simulation, queueing theory and bounds."""
+    from analysis.queueing import predict_table
+    from scenarios import queue_predict
+    from scenarios.run_folder import file_name, to_json
+
+    options = {"workers": workers, "servers": servers, "target": target, "steps": steps, "point": point}
+    asked = queue_predict.prepare(_document(file, sets), options)
+    with _progress() as progress:
+        task = progress.add_task(asked.name, total=queue_predict.runs(asked))
+        result = queue_predict.predict(asked, lambda: progress.advance(task))
+    table = _render(predict_table.COLUMNS, predict_table.rows(result)) + predict_table.summary(result)
+    folder = out or (None if json else Path("runs") / f"{file_name(asked.name)}-queue")
+    if folder is not None:
+        queue_predict.write(folder, result, table)
+    typer.echo(to_json(result) if json else table, nl=False)
+    if not json:
+        typer.echo(f"{folder}: result.json, table.txt, throughput.png", err=True)
 
 
 @_command("fit", queue)
@@ -515,7 +584,7 @@ def validate(
     folder = out or Path("runs") / f"{run_folder.file_name(name)}-validation"
     if server_validation.is_for(points):
         if oversubscribe:
-            raise ScenarioError("--allow-oversubscribe has no influence on parameter servers: their workers compute nothing")
+            raise ScenarioError("--allow-oversubscribe has no influence on workers of parameter servers: they sleep here")
         _validate_servers(document, points, folder, repeats, json)
         return
     with run_folder.writing(folder), _progress() as progress:

@@ -44,8 +44,8 @@ def scenario_of(reading: Reading, source: str) -> dict[str, Any]:
         "schedule": {"name": "parameter_server", "mini_batches": STEPS},
         "parameter_servers": {"sharding": {"explicit": {f"shard{number}": number for number in range(len(servers))}}},
     }
-    applied = [each["demand_s"]["apply"]["mean"] if each["demand_s"]["apply"] else None for each in servers]
-    if all(applied):
+    applied = [each["demand_s"]["apply"]["mean"] for each in servers if each["demand_s"]["apply"]]
+    if len(applied) == len(servers) and sum(applied) > 0:
         found["parameter_servers"]["apply"] = {"bandwidth": f"{sizes.sum() / sum(applied):.0f} B/s"}
     variation = float(think_s.std() / think_s.mean()) if think_s.mean() > 0 else 0.0
     if variation >= LEAST_VARIATION:

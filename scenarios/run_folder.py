@@ -23,8 +23,10 @@ from scenarios.document import Document
 from scenarios.load import dump
 from scenarios.points import Point, parse_points
 from scenarios.variation import jitter_of
+from sim.binding import Binding
 from sim.errors import Fault, ScenarioError
 from sim.memory import snapshot
+from sim.plan import Plan
 from sim.planners import PLANNERS
 from sim.trace import Trace
 
@@ -73,14 +75,18 @@ def _words(value: Any) -> str:
     return " ".join(map(str, value.values())) if isinstance(value, Mapping) else str(value)
 
 
-def run_point(point: Point, scenario: str) -> Outcome:
-    """Compose, execute, analyse."""
+def run_point(point: Point, scenario: str, served: Mapping[str, Any] = {}) -> Outcome:
+    """Compose, execute, analyse; ``served`` are keywords of `backends.torch.run` for real parameter servers."""
     name, wanted = point_name(point), point.scenario
+    if served and wanted.backend != "torch":
+        options = ", ".join(f"--{option}" for option in served)
+        raise ScenarioError(f"{options} has no influence on backend {wanted.backend}: use --backend torch")
     if wanted.steady_state:
         run = long_run.play(wanted, point.document, lambda trace: result.compute(trace, scenario, name))
         return Outcome(name, run.trace, {**run.result, "overrides": point.overrides})
     plan, binding = compose(wanted, point.document)
-    trace = load(wanted.backend).execute(plan, binding, wanted.seed)
+    execute = _with_servers(served) if served else load(wanted.backend).execute
+    trace = execute(plan, binding, wanted.seed)
     found = result.compute(trace, scenario, name)
     if wanted.samples and wanted.jitter:
         over = steady.compute(trace)
@@ -90,11 +96,19 @@ def run_point(point: Point, scenario: str) -> Outcome:
     return Outcome(name, trace, {**found, "overrides": point.overrides})
 
 
-def run_all(points: Sequence[Point], scenario: str, done: Callable[[Outcome], None]) -> list[Outcome]:
+def _with_servers(served: Mapping[str, Any]) -> Callable[[Plan, Binding, int], Trace]:
+    from backends import torch
+
+    return lambda plan, binding, seed: torch.run(plan, binding, seed, **served).trace
+
+
+def run_all(
+    points: Sequence[Point], scenario: str, done: Callable[[Outcome], None], served: Mapping[str, Any] = {}
+) -> list[Outcome]:
     """Run points one after another, telling ``done`` of each."""
     outcomes = []
     for point in points:
-        outcome = run_point(point, scenario)
+        outcome = run_point(point, scenario, served)
         done(outcome)
         outcomes.append(outcome)
     return outcomes

@@ -228,6 +228,7 @@ def as_json(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     return [
         {
             "name": cell.name,
+            "group": cell.alone.name,
             "workers": cell.workers,
             "demands": cell.alone.demands._asdict(),
             "simulated_steps_per_s": cell.simulated,

@@ -1,7 +1,7 @@
 """When a worker may go on: bulk-synchronous with or without backup workers, stale-synchronous, asynchronous.
 
 Events that actors ask for (`sim.program.Ask`): ``begin``, before a worker's step, whose answer is the step to do;
-``pushed``, when a gradient has arrived at a server that need not take all, whose answer is whether it counts;
+``pushed``, when a gradient has arrived at a server that may not need it, whose answer is whether it counts;
 ``applied``, when it has been added; ``gathered`` and ``updated``, before and after a server's update of a step.
 """
 
@@ -47,9 +47,10 @@ class StaleSynchronous:
 
 @dataclass(slots=True)
 class _Barrier:
-    """One part of the parameters: updates done, and who takes part in the next."""
+    """One part of the parameters: updates done, and who takes part in the next, which may be under way."""
 
     done: int = 0
+    updating: bool = False
     taken: set[str] = field(default_factory=set)
     applied: dict[str, Ask] = field(default_factory=dict)
     late: list[Ask] = field(default_factory=list)
@@ -87,20 +88,23 @@ class BulkSynchronous:
             part.applied[request.actor] = request
         if part.gathering is None or len(part.applied) < self.workers - self.spare:
             return []
-        released, part.gathering = part.gathering, None
+        released, part.gathering, part.updating = part.gathering, None, True
         return [Released(released)]
 
     def _pushed(self, part: _Barrier, request: Ask) -> list[Released]:
         if request.clock < part.done:
             return [Released(request, 0)]
-        if request.actor not in part.taken and len(part.taken) == self.workers - self.spare:
+        full = request.actor not in part.taken and len(part.taken) == self.workers - self.spare
+        if full or part.updating:
             part.late.append(request)  # until the update that it comes too late for has been done
             return []
         part.taken.add(request.actor)
+        part.applied.pop(request.actor, None)  # of before its worker died
         return [Released(request, 1)]
 
     def _updated(self, part: _Barrier, request: Ask) -> list[Released]:
         released = [*part.applied.values(), *part.late, request]
         part.done += 1
+        part.updating = False
         part.taken, part.applied, part.late = set(), {}, []
         return [Released(each) for each in released]

@@ -9,7 +9,7 @@ them to servers, whole or in slices:
 - ``even``: variables of a million elements or more in equal slices on all servers, each other one on a server chosen by
   its number (MXNet's kvstore).
 - ``best_fit``: by decreasing size; those larger than an even share are cut into shares, tiny ones go where the fewest
-  are, the others where they leave the least room (Optimus; Peng et al., EuroSys 2018, section 5.3).
+  are, the others where they leave the least room (Optimus; Peng et al., EuroSys 2018).
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ PAD = 64
 
 FRAMING = "their headers make no sense"
 ENDS = "the file ends within the last one"
+GIVEN_UP = "the file is damaged in too many places, and the rest was not read"
 NO_TIME = "simple packet blocks bear no time"
 MISFIT = "their lengths or interfaces do not fit"
 WRONG_TIME = "their times are far from those around them"
@@ -137,6 +138,9 @@ def frames(file: BinaryIO, damage: Damage) -> Iterator[Frames]:
             if source.ended:
                 break
             source.more()
+    else:
+        damage.reasons[GIVEN_UP] += 1
+        return
     if source.at < len(source.data):
         damage.reasons[ENDS] += 1
 
@@ -347,7 +351,8 @@ class _Pcapng:
         total = _words(data, self._order, 4)[at].astype(np.int64)
         fits = (total >= 12) & (total % 4 == 0) & (total <= MOST_CAPTURED + PAD) & (at + total <= len(data))
         at, total = at[fits], total[fits]
-        return at[np.isin(words[at], _BLOCKS) & (words[at + total - 4] == total)]
+        at = at[words[at + total - 4] == total]
+        return np.compress(np.isin(words[at], _BLOCKS), at)
 
 
 def _order(data: bytes, at: int) -> str | None:

@@ -8,7 +8,7 @@ by the length on the wire.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,8 +55,8 @@ class _Packets(NamedTuple):
     size: Ints
     time_ns: Ints
 
-    def some(self, kept: Bools | Ints) -> Self:
-        return self._replace(**{name: column[kept] for name, column in zip(self._fields[1:], self[1:], strict=True)})
+    def some(self, kept: Bools | Ints) -> _Packets:
+        return _Packets(self.data, self.at[kept], self.end[kept], self.size[kept], self.time_ns[kept])
 
     def read(self, offset: int | Ints, width: int) -> Ints:
         """Big-endian numbers of 1, 2 or 4 bytes, ``offset`` after the start of each."""
@@ -64,8 +64,9 @@ class _Packets(NamedTuple):
 
     def _words(self, offset: int | Ints, width: int) -> NDArray[Any]:
         count = len(self.data) - width + 1
-        every = np.ndarray((count,), np.dtype(f">u{width}"), self.data, 0, (1,))
-        return every[np.minimum(self.at + offset, count - 1)]
+        every: NDArray[Any] = np.ndarray((count,), np.dtype(f">u{width}"), self.data, 0, (1,))
+        found: NDArray[Any] = every[np.minimum(self.at + offset, count - 1)]
+        return found
 
     def address(self, offset: int, is_ipv4: bool) -> tuple[Words, Words]:
         if is_ipv4:
@@ -90,7 +91,9 @@ class _Datagrams(NamedTuple):
 
     def some(self, kept: Bools) -> _Datagrams:
         source, target = ((high[kept], low[kept]) for high, low in (self.source, self.target))
-        return _Datagrams(self.packets.some(kept), source, target, *(column[kept] for column in self[3:]))
+        return _Datagrams(
+            self.packets.some(kept), source, target, self.first_byte[kept], self.continued[kept], self.number[kept]
+        )
 
 
 class Decoder:

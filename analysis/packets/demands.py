@@ -60,8 +60,7 @@ def ratio(above: Floats, below: Floats, factor: float = 1.0) -> Estimate:
     kept = below > 0
     above, below = above[kept], below[kept]
     center = float(above.sum() / below.sum())
-    found = _estimate(center, (above - center * below) / float(below.mean()) + center)
-    return Estimate(*(None if value is None else factor * value for value in found))  # type: ignore[arg-type]
+    return _estimate(factor * center, factor * ((above - center * below) / float(below.mean()) + center))
 
 
 def warm_up(steps: Steps) -> int:
@@ -83,30 +82,28 @@ def warm_up(steps: Steps) -> int:
 def of_servers(workers: Sequence[Steps], dropped: Sequence[int], servers: Sequence[int]) -> dict[int, ServerDemand]:
     """The demands of each server, from all workers' steps without the first ``dropped`` of each."""
     pairs = list(zip(workers, dropped, strict=True))
-    from_s = max(float(steps.begin_s[skip]) for steps, skip in pairs)
-    found: dict[int, ServerDemand] = {}
-    ways = [
-        links.of_direction(
-            {
-                (number, server): spans
-                for number, steps in enumerate(workers)
-                for (server, each), spans in steps.spans.items()
-                if each == way
-            },
-            from_s,
-        )
-        for way in (DOWN, UP)
-    ]
+    down, up = _of_direction(pairs, DOWN), _of_direction(pairs, UP)
+    found = {}
     for server in servers:
-        estimates, limited = list[Estimate | None](), list[str]()
-        for way, name in ((DOWN, "downlink"), (UP, "uplink")):
-            link = ways[way].get(server)
-            step_bytes = _step_bytes(pairs, server, way)
-            estimates.append(None if link is None else ratio(link.busy_s, link.moved, step_bytes))
-            if link is not None and link.limited:
-                limited.append(name)
-        found[server] = ServerDemand(*estimates, _apply(pairs, server), tuple(limited))
+        limited = tuple(name for name, way in (("downlink", down), ("uplink", up)) if server in way and way[server][1])
+        downlink, uplink = (way[server][0] if server in way else None for way in (down, up))
+        found[server] = ServerDemand(downlink, uplink, _apply(pairs, server), limited)
     return found
+
+
+def _of_direction(pairs: Sequence[tuple[Steps, int]], way: int) -> dict[int, tuple[Estimate, bool]]:
+    """Of every server the demand on its link in one direction, and whether that is an upper bound."""
+    spans = {
+        (number, server): each
+        for number, (steps, _) in enumerate(pairs)
+        for (server, of_way), each in steps.spans.items()
+        if of_way == way
+    }
+    found = links.of_direction(spans, max(float(steps.begin_s[skip]) for steps, skip in pairs))
+    return {
+        server: (ratio(link.busy_s, link.moved, _step_bytes(pairs, server, way)), link.limited)
+        for server, link in found.items()
+    }
 
 
 def _step_bytes(pairs: Sequence[tuple[Steps, int]], server: int, way: int) -> float:

@@ -90,13 +90,18 @@ def _parse(value: str) -> Server:
         port and not (port[0] == ":" and number.isascii() and number.isdigit() and 0 < int(number) < 65536)
     ):
         raise ValueError(f"'{value[:60]}' is no server: expected HOST:PORT, such as 10.0.0.1:2222 or [fd00::1]:2222")
+    return Server(value, _addresses(host), int(number) if port else None)
+
+
+def _addresses(host: str) -> tuple[Address, ...]:
+    """Of an address itself, of a name all that it has."""
     try:
-        addresses = (words(ipaddress.ip_address(host)),)
+        return (words(ipaddress.ip_address(host)),)
     except ValueError:
-        try:
-            found = {ipaddress.ip_address(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
-        except (OSError, UnicodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is no name"
-            raise ValueError(f"'{host[:60]}' has no address: {reason}") from None
-        addresses = tuple(sorted(map(words, found)))
-    return Server(value, addresses, int(number) if port else None)
+        pass
+    try:
+        found = {ipaddress.ip_address(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no name"
+        raise ValueError(f"'{host[:60]}' has no address: {reason}") from None
+    return tuple(sorted(map(words, found)))

@@ -113,24 +113,33 @@ def _pieces(spans: Spans, time_s: Floats, active: NDArray[np.bool_], at_server: 
 def _joined(parts: Sequence[_Pieces]) -> _Pieces:
     """The pieces of all workers at a server, transfers numbered through."""
     counts = [int(part.flow.max(initial=-1)) + 1 for part in parts]
-    first = np.repeat(np.cumsum(counts) - counts, [len(part.flow) for part in parts])
-    columns = _Pieces(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-    return columns._replace(flow=columns.flow + first)
+    first = np.repeat(np.cumsum([0, *counts[:-1]]), [len(part.flow) for part in parts])
+    return _Pieces(
+        np.concatenate([part.flow for part in parts]) + first,
+        np.concatenate([part.interval for part in parts]),
+        np.concatenate([part.workers for part in parts]),
+        np.concatenate([part.servers for part in parts]),
+        np.concatenate([part.moved for part in parts]),
+        np.concatenate([part.exact_s for part in parts]),
+        np.concatenate([part.exact for part in parts]),
+    )
 
 
 def _link(pieces: _Pieces, time_s: Floats, window: Ints) -> Link:
     states, state = np.unique(np.stack([pieces.workers, pieces.servers]), axis=1, return_inverse=True)
     rate = _rates(pieces, state, states[0])[state]
     interval, first, place = np.unique(pieces.interval, return_index=True, return_inverse=True)
-    length_s, speed, workers = np.diff(time_s)[interval], np.bincount(place, rate), pieces.workers[first]
+    length_s, workers = np.diff(time_s)[interval], pieces.workers[first]
+    speed: Floats = np.bincount(place, rate).astype(np.float64)
     full = speed >= SAME_SPEED * _highest(speed, length_s)
     speed = np.where(full, 1, speed / np.average(speed[full], weights=length_s[full]))
     least = np.full(len(interval), np.iinfo(np.int64).max)
     np.minimum.at(least, place, pieces.servers)
     elsewhere = bool((least > workers)[full].all())  # every transfer may have been limited at its worker
     growing = not full.all() and workers[full].min() == workers.max()
-    busy_s = np.bincount(window[interval], length_s * np.minimum(speed, 1), WINDOWS)
-    return Link(busy_s, np.bincount(window[pieces.interval], pieces.moved, WINDOWS), elsewhere or bool(growing))
+    busy_s = np.bincount(window[interval], length_s * np.minimum(speed, 1), WINDOWS).astype(np.float64)
+    moved = np.bincount(window[pieces.interval], pieces.moved, WINDOWS).astype(np.float64)
+    return Link(busy_s, moved, elsewhere or bool(growing))
 
 
 def _highest(speed: Floats, length_s: Floats) -> float:
@@ -156,7 +165,7 @@ def _rates(pieces: _Pieces, state: Ints, workers: Ints) -> Floats:
     of_flow, of_state = np.maximum(weight.sum(axis=1), 1e-300), weight.sum(axis=0)
     normal = np.diag(of_state) - weight.T @ (weight / of_flow[:, None])
     effect = np.linalg.lstsq(normal, sums.sum(axis=0) - weight.T @ (sums.sum(axis=1) / of_flow), rcond=None)[0]
-    rate = np.exp(effect)
+    rate: Floats = np.exp(effect)
     group = connected_components(weight.T @ weight > 0, directed=False)[1]
     for each in np.unique(group):
         mine = group == each

@@ -17,6 +17,8 @@ from analysis.packets.steps import Steps
 from analysis.packets.streams import DOWN, NO_PAUSE, UP, Streams, idle_gap_ns, rows_alike
 from sim.errors import Fault, ScenarioError
 
+TIMES = ("download_s", "compute_s", "upload_s", "apply_s", "overlap_s", "step_s", "think_time_s")
+"""Of a worker's step, the last with its interval."""
 MOST_ENDS = 1 << 12
 """Ends of connections that are compared to name the busiest where no server's were found."""
 
@@ -167,24 +169,20 @@ class _Report:
 
     def _worker(self, worker: tuple[Address, int]) -> dict[str, Any]:
         streams, found = self._streams.by_worker[worker], self._steps.get(worker)
-        means = dict.fromkeys(("download_s", "compute_s", "upload_s", "apply_s", "overlap_s", "step_s"))
-        think = None
+        times, skip = dict[str, Any](dict.fromkeys(TIMES)), self._dropped.get(worker, 0)
         if found is not None:
-            skip = self._dropped[worker]
-            columns = {key: getattr(found, key)[skip:] for key in means if key not in ("overlap_s", "step_s")}
-            columns["overlap_s"] = found.overlap_s(self._compute_s)[skip:]
-            columns["step_s"] = np.diff(found.begin_s[skip:])
-            means = {key: _mean(column) for key, column in columns.items()}
+            columns = found.download_s, found.compute_s, found.upload_s, found.apply_s, found.overlap_s(self._compute_s)
+            means = [_mean(column[skip:]) for column in columns]
             think = _interval(demands.mean(found.think_s[skip:]))
+            times = dict(zip(TIMES, (*means, _mean(np.diff(found.begin_s[skip:])), think), strict=True))
         return {
             "address": self._names[worker],
             "steps": 0 if found is None else len(found),
-            "warm_up_steps": self._dropped.get(worker, 0),
-            **{key: means[key] for key in ("download_s", "compute_s", "upload_s", "apply_s", "overlap_s", "step_s")},
+            "warm_up_steps": skip,
+            **times,
             "bytes_down": sum(stream.sent_bytes for (_, way), stream in streams.items() if way == DOWN),
             "bytes_up": sum(stream.sent_bytes for (_, way), stream in streams.items() if way == UP),
             "retransmitted_bytes": sum(stream.again_bytes for stream in streams.values()),
-            "think_time_s": think,
         }
 
     def _server(self, number: int) -> dict[str, Any]:
@@ -248,10 +246,10 @@ class _Report:
         overlap_s = sum(float(each.overlap_s(self._compute_s).sum()) for each in found)
         if overlap_s > 0.01 * sum(float(each.upload_s.sum()) for each in found):
             yield "phases overlap: the think time is what no transfer hides"
-        if all(server["demand_s"]["apply"] is None for server in map(self._server, self._demands)):
+        if all(demand.apply is None for demand in self._demands.values()):
             yield "no responses to uploads were seen: the time to apply them is unknown"
         if any(each.early_answers > len(each) for each in found):
-            yield "messages came from servers during uploads: if they are responses, much of the time to apply is not seen"
+            yield "servers sent messages during uploads: if these are responses, much of the time to apply is not seen"
         for number, demand in self._demands.items():
             if demand.limited:
                 ways = " and ".join(demand.limited)

@@ -1,8 +1,8 @@
 """The training steps of a worker: a download from all servers, silence while it computes, an upload to all.
 
 Downloaded minus uploaded payload rises by a step's bytes and falls again, step after step. Small messages (requests,
-responses, window updates) and layers that overlap only dent that zigzag: dents lower than half a step are taken out, the
-lowest first (as persistence in topology orders them), and what is left are the steps. So no idle time needs to be
+responses, window updates) and layers that overlap only dent that zigzag: dents lower than half a step are taken out,
+the lowest first (as persistence in topology orders them), and what is left are the steps. So no idle time needs to be
 chosen to find them; one is, from the silences themselves, to tell pauses from the spacing of segments.
 """
 
@@ -77,8 +77,9 @@ class Steps:
 
         With ``computed_s``, what the worker is known to compute, also the part of it that transfers hide.
         """
-        compute_s = self.compute_s if computed_s is None else computed_s
-        return np.maximum(self.download_s + compute_s + self.upload_s - (self.end_s - self.begin_s), 0)
+        compute_s, lasted_s = self.compute_s if computed_s is None else computed_s, self.end_s - self.begin_s
+        found = self.download_s + compute_s + self.upload_s - lasted_s
+        return np.where(found > 1e-9 * lasted_s, found, 0)
 
     @property
     def think_s(self) -> Floats:
@@ -257,8 +258,15 @@ def _complete(size: list[Ints], model_bytes: int | None) -> tuple[int, int]:
 
 def _cut(spans: Spans, first: int, last: int) -> Spans:
     kept = (spans.step >= first) & (spans.step < last)
-    step, *columns = (column[kept] for column in spans[:5])
-    return Spans(step - first, *columns, spans.time_s, spans.sent)
+    return Spans(
+        spans.step[kept] - first,
+        spans.seen_s[kept],
+        spans.begin_s[kept],
+        spans.end_s[kept],
+        spans.size[kept],
+        spans.time_s,
+        spans.sent,
+    )
 
 
 def _columns(
@@ -322,23 +330,22 @@ def _covered(spans: list[Spans], count: int) -> Floats:
     order = np.lexsort([begin_s, step])
     step, begin_s, end_s = step[order], begin_s[order], end_s[order]
     before = np.append(-np.inf, np.maximum.accumulate(end_s)[:-1])
-    return np.bincount(step, np.maximum(end_s - np.maximum(begin_s, before), 0), count)
+    return np.bincount(step, np.maximum(end_s - np.maximum(begin_s, before), 0), count).astype(np.float64)
 
 
 def _answers(until_s: Floats, down: Bursts, up: Bursts, origin_ns: int) -> tuple[Floats, Floats]:
     """What came after the end of each upload: the first thing from the server, and the next from the worker."""
-    times = []
-    for bursts, side in ((down, "left"), (up, "right")):
-        seen_s = np.append((bursts.begin_ns - origin_ns) / 1e9, np.inf)
-        times.append(seen_s[np.searchsorted(seen_s[:-1], until_s, side)])
-    return times[0], times[1]
+    answer_s, ask_s = (np.append((bursts.begin_ns - origin_ns) / 1e9, np.inf) for bursts in (down, up))
+    return (
+        answer_s[np.searchsorted(answer_s[:-1], until_s, "left")],
+        ask_s[np.searchsorted(ask_s[:-1], until_s, "right")],
+    )
 
 
 def _within(uploads: Spans, down: Bursts, origin_ns: int) -> int:
     """How many small things came from the server during uploads to it."""
     time_s = (down.begin_ns[down.size < CONTROL * uploads.size.max()] - origin_ns) / 1e9
-    edges = (np.searchsorted(time_s, edge) for edge in (uploads.seen_s, uploads.end_s))
-    return int(-np.subtract(*edges).sum())
+    return int((np.searchsorted(time_s, uploads.end_s) - np.searchsorted(time_s, uploads.seen_s)).sum())
 
 
 def of_worker(flows: Flows) -> list[Bursts]:

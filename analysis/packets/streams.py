@@ -1,7 +1,7 @@
 """What each worker and server sent each other: payload over time, without what was sent twice.
 
-Kept per stream (worker, server, direction) is a bounded number of bursts, so memory does not grow with the capture: when
-there are too many, those with the shortest silence between them are joined in pairs.
+Kept per stream (worker, server, direction) is a bounded number of bursts, so that memory does not grow with the
+capture: when there are too many, pairs with little silence between them are joined.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from analysis.packets.capture import Ints
-from analysis.packets.decode import Segments, Words
+from analysis.packets.decode import Bools, Segments, Words
 from analysis.packets.endpoints import Address, Server
 
 DOWN, UP = 0, 1
 """From the server to the worker, and back."""
 
-MOST_BURSTS, MOST_PER_STREAM, LEAST_PER_STREAM = 1 << 21, 1 << 15, 1 << 8
+MOST_BURSTS, MOST_PER_STREAM, LEAST_PER_STREAM = 1 << 21, 1 << 14, 1 << 8
 BURSTS_PER_PAUSE = 16
 """With fewer, responses would run into what follows them."""
 MOST_STREAMS, MOST_CONNECTIONS, MOST_HOLES = 1 << 12, 1 << 16, 1 << 9
@@ -38,7 +37,7 @@ class Bursts(NamedTuple):
     size: Ints
     first: Ints
 
-    def some(self, kept: Ints | NDArray[np.bool_]) -> Bursts:
+    def some(self, kept: Ints | Bools) -> Bursts:
         """Those of a mask, or in that order."""
         return Bursts(*(column[kept] for column in self))
 
@@ -74,8 +73,8 @@ def idle_gap_ns(streams: Iterable[Bursts]) -> int:
 class Stream:
     """One direction between a worker and a server, over all their connections.
 
-    ``sent_bytes``: payload, each byte once; ``again_bytes``: seen once more; ``joined_ns``: the longest silence that had
-    to be forgotten.
+    ``sent_bytes``: payload, each byte once; ``again_bytes``: seen once more; ``joined_ns``: the longest silence that
+    had to be forgotten.
     """
 
     sent_bytes: int = 0
@@ -98,12 +97,13 @@ class Stream:
                 bursts = self._joined_pairs(bursts)
             self._parts, self._count = [bursts], len(bursts.size)
             pauses = np.count_nonzero(bursts.begin_ns[1:] - bursts.end_ns[:-1] >= self._pause_ns)
-            self.full = self._count > most // 2 or pauses > most // BURSTS_PER_PAUSE
+            self.full = self._count > most // 2 or bool(pauses > most // BURSTS_PER_PAUSE)
 
     @property
     def bursts(self) -> Bursts:
         """Everything kept."""
-        return joined(self._parts) if self._parts else Bursts(*(np.empty(0, np.int64) for _ in range(4)))
+        self._parts = [joined(self._parts) if self._parts else Bursts(*(np.empty(0, np.int64) for _ in range(4)))]
+        return self._parts[0]
 
     def _joined_pairs(self, bursts: Bursts) -> Bursts:
         """Join neighbours over the shorter half of all silences below a pause, no burst with both of its neighbours.
@@ -169,6 +169,29 @@ class _Sequence:
 Key = tuple[Address, int, int, int, int]
 """A direction of a connection: the worker's address and port, the server by number, its port, the direction."""
 
+Worker = tuple[Address, int]
+"""A worker's address, and its port where every connection is a worker; else 0."""
+
+
+class _Chunk(NamedTuple):
+    """Segments between workers and servers in order of time, seen from the worker."""
+
+    time_ns: Ints
+    high: Words
+    low: Words
+    port: Ints
+    server: Ints
+    server_port: Ints
+    direction: Ints
+    sequence: Ints
+    payload: Ints
+    syn: Bools
+
+    def key(self, row: int) -> Key:
+        address = int(self.high[row]), int(self.low[row])
+        ports = int(self.port[row]), int(self.server_port[row])
+        return address, ports[0], int(self.server[row]), ports[1], int(self.direction[row])
+
 
 class Streams:
     """Collects segments by worker, server and direction; after ``full_ns`` bytes are only counted.
@@ -179,66 +202,71 @@ class Streams:
     def __init__(self, servers: Sequence[Server], each_connection: bool = False) -> None:
         self._servers, self._each_connection = servers, each_connection
         self._sequences: OrderedDict[Key, _Sequence] = OrderedDict()
-        self.by_worker: dict[tuple[Address, int], dict[tuple[int, int], Stream]] = {}
+        self.by_worker: dict[Worker, dict[tuple[int, int], Stream]] = {}
         self.segments = self.missing_bytes = self.left_out = 0
         self.first_ns: int | None = None
         self.full_ns: int | None = None
 
     def add(self, segments: Segments) -> None:
         """Take the segments of a chunk in."""
-        server, direction = self._ours(segments)
-        ours = np.flatnonzero(direction >= 0)
-        if not len(ours):
+        chunk = self._chunk(segments)
+        count = len(chunk.time_ns)
+        if not count:
             return
-        ours = ours[np.argsort(segments.time_ns[ours], kind="stable")]
-        self.segments += len(ours)
+        self.segments += count
         if self.first_ns is None:
-            self.first_ns = int(segments.time_ns[ours[0]])
-        server, direction, is_up = server[ours], direction[ours], direction[ours] == UP
-        peer = tuple(np.where(is_up, a[ours], b[ours]) for a, b in zip(segments.source, segments.target, strict=True))
-        ports = segments.source_port[ours], segments.target_port[ours]
-        mine, theirs = np.where(is_up, ports[1], ports[0]), np.where(is_up, ports[0], ports[1])
-        fresh, again = np.zeros(len(ours), np.int64), np.zeros(len(ours), np.int64)
-        members: dict[tuple[tuple[Address, int], int, int], list[Ints]] = {}
-        for rows in rows_alike(peer[0], peer[1], theirs, mine, server, direction):
-            row = rows[0]
-            address = (int(peer[0][row]), int(peer[1][row]))
-            port, number, way = int(theirs[row]), int(server[row]), int(direction[row])
-            sequence, payload, syn = (column[ours[rows]] for column in segments[5:8])
-            fresh[rows], again[rows] = self._follow(
-                (address, port, number, int(mine[row]), way), sequence, payload, syn
-            )
+            self.first_ns = int(chunk.time_ns[0])
+        fresh, again = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        members: dict[tuple[Worker, int, int], list[Ints]] = {}
+        for rows in rows_alike(*chunk[1:7]):
+            key = chunk.key(int(rows[0]))
+            address, port, server, _, way = key
+            fresh[rows], again[rows] = self._follow(key, chunk.sequence[rows], chunk.payload[rows], chunk.syn[rows])
             worker = address, port if self._each_connection else 0
-            members.setdefault((worker, number, way), []).append(rows)
-        time_ns = segments.time_ns[ours]
-        for (worker, number, way), parts in members.items():
+            members.setdefault((worker, server, way), []).append(rows)
+        for (worker, server, way), parts in members.items():
             rows = np.sort(np.concatenate(parts))
-            stream = self._stream(worker, number, way)
-            if stream is None:
-                self.left_out += len(rows)
-                continue
-            stream.sent_bytes += int(fresh[rows].sum())
-            stream.again_bytes += int(again[rows].sum())
-            rows = rows[fresh[rows] > 0]
-            if self.full_ns is None:
-                stream.add(time_ns[rows], fresh[rows], self._most)
+            self._record(worker, server, way, chunk.time_ns[rows], fresh[rows], again[rows])
         if self.full_ns is None and any(stream.full for each in self.by_worker.values() for stream in each.values()):
-            self.full_ns = int(time_ns[-1])
+            self.full_ns = int(chunk.time_ns[-1])
 
-    def _ours(self, segments: Segments) -> tuple[Ints, Ints]:
-        """The server of each segment and its direction, −1 where it is of no server's or between two of them."""
-        count = len(segments.time_ns)
+    def _chunk(self, segments: Segments) -> _Chunk:
+        """The segments between a worker and a server; those between two servers are left out."""
         ends = []
         for address, port in ((segments.source, segments.source_port), (segments.target, segments.target_port)):
-            found = np.full(count, -1)
+            found = np.full(len(segments.time_ns), -1)
             for number, server in enumerate(self._servers):
                 found[server.matches(address, port)] = number
             ends.append(found)
-        source, target = ends
-        direction = np.where((source >= 0) == (target >= 0), -1, np.where(source >= 0, DOWN, UP))
-        return np.maximum(source, target), direction
+        kept = np.flatnonzero((ends[0] >= 0) != (ends[1] >= 0))
+        kept = kept[np.argsort(segments.time_ns[kept], kind="stable")]
+        is_up = ends[1][kept] >= 0
+        source, target = segments.source, segments.target
+        source_port, target_port = segments.source_port[kept], segments.target_port[kept]
+        return _Chunk(
+            segments.time_ns[kept],
+            np.where(is_up, source[0][kept], target[0][kept]),
+            np.where(is_up, source[1][kept], target[1][kept]),
+            np.where(is_up, source_port, target_port),
+            np.maximum(*ends)[kept],
+            np.where(is_up, target_port, source_port),
+            np.where(is_up, UP, DOWN),
+            segments.sequence[kept],
+            segments.payload[kept],
+            segments.syn[kept],
+        )
 
-    def _follow(self, key: Key, sequence: Ints, payload: Ints, syn: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    def _record(self, worker: Worker, server: int, way: int, time_ns: Ints, fresh: Ints, again: Ints) -> None:
+        stream = self._stream(worker, server, way)
+        if stream is None:
+            self.left_out += len(time_ns)
+            return
+        stream.sent_bytes += int(fresh.sum())
+        stream.again_bytes += int(again.sum())
+        if self.full_ns is None:
+            stream.add(time_ns[fresh > 0], fresh[fresh > 0], self._most)
+
+    def _follow(self, key: Key, sequence: Ints, payload: Ints, syn: Bools) -> tuple[Ints, Ints]:
         """New and repeated bytes of the segments of one direction; a SYN starts it afresh, one after it."""
         parts = []
         for rows in np.split(np.arange(len(syn)), np.flatnonzero(syn)):
@@ -258,14 +286,14 @@ class Streams:
         if (sequence := self._sequences.pop(key, None)) is not None:
             self.missing_bytes += sequence.missing_bytes
 
-    def _stream(self, worker: tuple[Address, int], number: int, way: int) -> Stream | None:
+    def _stream(self, worker: Worker, server: int, way: int) -> Stream | None:
         streams = self.by_worker.get(worker, {})
-        if (number, way) not in streams:
+        if (server, way) not in streams:
             if sum(map(len, self.by_worker.values())) >= MOST_STREAMS:
                 return None
             self.by_worker[worker] = streams
-            streams[number, way] = Stream()
-        return streams[number, way]
+            streams[server, way] = Stream()
+        return streams[server, way]
 
     @property
     def _most(self) -> int:

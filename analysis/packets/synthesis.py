@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.packets.capture import Ints
-from analysis.packets.steps import Floats
 from sim.cluster import Cluster
 from sim.engine.max_min import max_min
 from sim.errors import UnsupportedPlan
@@ -92,6 +91,11 @@ class _Packets(NamedTuple):
     payload: Ints
     flags: Ints
 
+    def some(self, kept: Ints) -> _Packets:
+        return _Packets(
+            self.time_ns[kept], self.connection[kept], self.is_upload[kept], self.payload[kept], self.flags[kept]
+        )
+
 
 def synthesize(transfers: Iterable[Transfer], segment_bytes: int = SEGMENT) -> NDArray[np.void]:
     """The records (dtype `RECORD`) of some transfers, each cut into segments of ``segment_bytes``.
@@ -111,9 +115,8 @@ def synthesize(transfers: Iterable[Transfer], segment_bytes: int = SEGMENT) -> N
         connection, earliest_ns = int(part.connection[0]), int(part.time_ns.min())
         first_ns[connection] = min(first_ns.get(connection, earliest_ns), earliest_ns)
     parts += [_handshake(connection, time_ns) for connection, time_ns in first_ns.items()]
-    columns = _Packets(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-    order = np.lexsort([columns.connection, columns.time_ns])
-    return _records(_Packets(*(column[order] for column in columns)), servers)
+    packets = _joined(parts)
+    return _records(packets.some(np.lexsort([packets.connection, packets.time_ns])), servers)
 
 
 def _check_count(transfers: Sequence[Transfer], segment_bytes: int) -> None:
@@ -135,34 +138,45 @@ def _packets(transfer: Transfer, servers: int, segment_bytes: int) -> _Packets:
         reach * (transfer.sent[-1] / size), np.array(transfer.sent)[kept], np.array(transfer.time_s)[kept]
     )
     data_ns = np.rint(time_s * 1e9).astype(np.int64)
-    acked_ns = data_ns[1::2] + _SOON_NS
-    times, ways, payloads, flags = [data_ns, acked_ns], [True, False], [np.diff(reach, prepend=0), 0], [_ACK, _ACK]
-    if transfer.is_upload:
-        message_s, by_worker = transfer.answered_s, False
-    else:
-        message_s, by_worker = transfer.asked_s, True
+    connection, is_upload = transfer.worker * servers + transfer.server, transfer.is_upload
+    parts = [
+        _alike(data_ns, connection, is_upload, np.diff(reach, prepend=0), _ACK),
+        _alike(data_ns[1::2] + _SOON_NS, connection, not is_upload, 0, _ACK),
+    ]
+    message_s = transfer.answered_s if is_upload else transfer.asked_s
     if message_s is not None:
-        times.append(np.array([round(message_s * 1e9)]))
-        ways.append(by_worker == transfer.is_upload)
-        payloads.append(_MESSAGE)
-        flags.append(_PUSH_ACK)
-    lengths = [len(time) for time in times]
+        parts.append(_alike(np.array([round(message_s * 1e9)]), connection, not is_upload, _MESSAGE, _PUSH_ACK))
+    return _joined(parts)
+
+
+def _alike(time_ns: Ints, connection: int, is_upload: bool, payload: Ints | int, flags: int) -> _Packets:
+    count = len(time_ns)
     return _Packets(
-        np.concatenate(times) + _EPOCH_NS,
-        np.full(sum(lengths), transfer.worker * servers + transfer.server),
-        np.repeat([way == transfer.is_upload for way in ways], lengths),
-        np.concatenate([np.broadcast_to(payload, length) for payload, length in zip(payloads, lengths, strict=True)]),
-        np.repeat(flags, lengths),
+        time_ns + _EPOCH_NS,
+        np.full(count, connection),
+        np.full(count, is_upload),
+        np.full(count, payload, np.int64),
+        np.full(count, flags),
     )
 
 
 def _handshake(connection: int, first_ns: int) -> _Packets:
+    """What opens a connection, just before its first packet."""
+    return _joined(
+        [
+            _alike(np.array([first_ns - _EPOCH_NS - ago * _SOON_NS]), connection, is_upload, 0, flags)
+            for ago, is_upload, flags in ((3, True, _SYN), (2, False, _SYN_ACK), (1, True, _ACK))
+        ]
+    )
+
+
+def _joined(parts: Sequence[_Packets]) -> _Packets:
     return _Packets(
-        first_ns - _SOON_NS * np.array([3, 2, 1]),
-        np.full(3, connection),
-        np.array([True, False, True]),
-        np.zeros(3, np.int64),
-        np.array([_SYN, _SYN_ACK, _ACK]),
+        np.concatenate([part.time_ns for part in parts]),
+        np.concatenate([part.connection for part in parts]),
+        np.concatenate([part.is_upload for part in parts]),
+        np.concatenate([part.payload for part in parts]),
+        np.concatenate([part.flags for part in parts]),
     )
 
 

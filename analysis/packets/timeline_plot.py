@@ -84,11 +84,10 @@ def _rows(reading: Reading) -> Iterator[tuple[str, list[_Bars]]]:
     for server, name in enumerate(reading.servers):
         bars = []
         for way, kind, low, high in ((DOWN, "download", 0.1, 0.37), (UP, "upload", 0.37, 0.63)):
-            spans = [each.spans[server, way] for each in reading.steps.values() if (server, way) in each.spans]
-            if spans:
-                busy = union(
-                    *(np.concatenate(edge) for edge in zip(*((s.begin_s, s.end_s) for s in spans), strict=True))
-                )
+            found = [each.spans[server, way] for each in reading.steps.values() if (server, way) in each.spans]
+            if found:
+                begin_s = np.concatenate([spans.begin_s for spans in found])
+                busy = union(begin_s, np.concatenate([spans.end_s for spans in found]))
                 bars.append(_Bars(kind, busy.start_s, busy.end_s, low, high))
         applied = [each.applied[server] for each in reading.steps.values() if server in each.applied]
         bars += [

@@ -80,7 +80,7 @@ class Attraction:
         return math.tanh(drift_s * range_s / diffusion_s2 * math.exp(beyond))
 
     def _beyond(self, customers: int, sharing: float, longest_s: Floats, gathered_s: Floats) -> float:
-        """What was fitted: few customers, varied service, the share of a step in sections, servers, load, unevenness."""
+        """What was fitted: few customers, varied service, share of a step in sections, servers, load, unevenness."""
         fitted, few, apart = self.fitted, 1 / customers**2, math.log(self._apart)
         variance = float(((self.variations * longest_s) ** 2).sum() / (longest_s**2).sum())
         load = math.log(customers * self.longest_s.max() / (self.think_s + self.longest_s.sum()))

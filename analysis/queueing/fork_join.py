@@ -32,7 +32,7 @@ class Section:
     """Work that all servers do at once for a step, on each server in stages that follow one another.
 
     ``demands_s`` has shape [stages, servers]; ``variations``, the coefficients of variation of service times, and
-    ``cores``, how many steps a server serves at once, have shape [stages].
+    ``cores``, how many steps a server serves at once (infinite: no step waits for another), have shape [stages].
     """
 
     name: str
@@ -60,16 +60,24 @@ class ForkJoin:
 
     def one_after_another(self) -> Network:
         """The branches of each section in turn: a pessimistic network, with product form."""
-        return self._network([range(len(section.unloaded_s)) for section in self.sections])
+        return self._network([[*range(len(section.unloaded_s))] for section in self.sections])
 
-    def _network(self, visited: list[list[int]] | list[range]) -> Network:
+    def _network(self, visited: list[list[int]]) -> Network:
         stations = tuple(
-            Station(f"{section.name} {server}", float(demands_s[server]), servers=int(cores))
+            _station(f"{section.name} {server}", float(demands_s[server]), float(cores))
             for section, servers in zip(self.sections, visited, strict=True)
             for server in servers
             for demands_s, cores in zip(section.demands_s, section.cores, strict=True)
         )
         return Network(stations, self.think_s)
+
+
+def _station(name: str, demand_s: float, cores: float) -> Station:
+    if cores == float("inf"):
+        return Station(name, demand_s, kind="delay")
+    if cores.is_integer():
+        return Station(name, demand_s, servers=int(cores))
+    return Station(name, demand_s, rates=(*(float(count) for count in range(1, int(cores) + 1)), cores))
 
 
 class Estimate(NamedTuple):
@@ -100,11 +108,9 @@ def estimates(step: ForkJoin, population: int, fitted: Fitted = FITTED) -> list[
         ]
         throughput = customers / (step.think_s + sum(each.gathered_s for each in passed))
         queues = [throughput * each.residence_s for each in passed]
-        gathered_s, residence_s = tuple(each.gathered_s for each in passed), tuple(each.residence_s for each in passed)
+        residence_s, _, gathered_s = zip(*passed, strict=True) if passed else ((), (), ())
         found.append(Estimate(customers, throughput, gathered_s, residence_s, tuple(queues), bunching))
-        used = [each for each in passed if each.longest_s]
-        longest_s, slowest_s = (np.array([each[part] for each in used]) for part in (1, 2))
-        bunching = attraction.bunching(customers, throughput, longest_s, slowest_s)
+        bunching = attraction.bunching(customers, throughput, *_taken(passed))
     return found
 
 
@@ -151,15 +157,21 @@ def _pass(section: Section, met: Floats) -> _Passed:
     return _Passed(residence_s, float(branches_s.max()), gathered_s)
 
 
+def _taken(passed: list[_Passed]) -> tuple[Floats, Floats]:
+    """Of the sections that take time, the longest branch's mean, and that of the slowest; shape [sections]."""
+    used = [each for each in passed if each.longest_s]
+    return np.array([each.longest_s for each in used]), np.array([each.gathered_s for each in used])
+
+
 def _attraction(step: ForkJoin, fitted: Fitted) -> Attraction:
     sections = [section for section in step.sections if section.demands_s.any()]
-    alone = [_pass(section, np.zeros_like(section.demands_s)) for section in sections]
+    longest_s, gathered_s = _taken([_pass(section, np.zeros_like(section.demands_s)) for section in sections])
     return Attraction(
         think_s=step.think_s,
         think_variation=step.think_variation,
         variations=np.array([max(_variation(section), _NEARLY_CONSTANT) for section in sections]),
-        longest_s=np.array([each.longest_s for each in alone]),
-        gathered_s=np.array([each.gathered_s for each in alone]),
+        longest_s=longest_s,
+        gathered_s=gathered_s,
         fitted=fitted,
     )
 

@@ -247,10 +247,13 @@ def _send(way: _Way, number: int) -> Actor:
 
 
 def _sum(layout: Layout, way: _Way, step: int, number: int) -> Actor:
-    """Push a gradient; the server adds it, and updates when the others are there."""
-    name = f"worker{way.worker}"
+    """Push a gradient; the server adds it, and updates when the others are there.
+
+    Of a step that is done anew it may have a gradient, or not need one any more.
+    """
+    name, anew = f"worker{way.worker}", number > step
     yield way.push(number)
-    if layout.consistency == "backup" and not (yield Ask("pushed", name, step, way.part)):
+    if (anew or layout.consistency == "backup") and not (yield Ask("pushed", name, step, way.part)):
         return
     yield way.apply(OpKind.ACCUMULATE, number)
     yield Ask("applied", name, step, way.part)

@@ -17,6 +17,7 @@ from analysis.packets.reading import read
 
 SIZE, STEPS, WORKERS = 400_000, 6, 2
 COMPUTE_S, APPLY_S = 0.12, 0.04
+SO_RCVBUFFORCE, SO_TIMESTAMPNS, SOL_PACKET, PACKET_STATISTICS = 33, 35, 263, 6
 SNAPLEN, ETH_P_ALL, PACKET_OUTGOING, IDLE_S = 128, 3, 4, 0.25
 
 
@@ -28,7 +29,8 @@ def captured(file: io.BytesIO) -> Iterator[None]:
         raw.bind(("lo", 0))
     except (AttributeError, OSError) as error:
         pytest.skip(f"no raw socket on the loopback interface: {error}")
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 26)
+    raw.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 28)
+    raw.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
     raw.settimeout(IDLE_S)
     file.write(struct.pack("<IHHiIII", 0xA1B23C4D, 2, 4, 0, 0, SNAPLEN, 1))
     done = threading.Event()
@@ -36,14 +38,13 @@ def captured(file: io.BytesIO) -> Iterator[None]:
     def write() -> None:
         while True:
             try:
-                packet, address = raw.recvfrom(1 << 18)
+                packet, [(_, _, stamp)], _, address = raw.recvmsg(1 << 18, 64)
             except TimeoutError:
                 if done.is_set():
                     return
                 continue
             if address[2] != PACKET_OUTGOING:
-                seconds, rest = divmod(time.time_ns(), 10**9)
-                file.write(struct.pack("<IIII", seconds, rest, min(len(packet), SNAPLEN), len(packet)))
+                file.write(struct.pack("<IIII", *struct.unpack("qq", stamp), min(len(packet), SNAPLEN), len(packet)))
                 file.write(packet[:SNAPLEN])
 
     thread = threading.Thread(target=write)
@@ -53,7 +54,10 @@ def captured(file: io.BytesIO) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
+        dropped = struct.unpack("II", raw.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8))[1]
         raw.close()
+    if dropped:
+        pytest.skip(f"this machine is too busy to capture: {dropped} packets were dropped")
 
 
 def receive(connection: socket.socket, size: int) -> None:
@@ -105,10 +109,10 @@ def test_sockets_on_the_loopback_interface() -> None:
     result = read(file, parse_servers([f"127.0.0.1:{port}"]), model_bytes=SIZE).result
     assert [worker["address"] for worker in result["workers"]] == ["127.0.0.2", "127.0.0.3"]
     for worker in result["workers"]:
-        if not result["missing_bytes"]:  # a busy machine may drop packets of a capture
-            assert (worker["bytes_down"], worker["bytes_up"]) == (STEPS * (SIZE + 1), STEPS * (SIZE + 1))
+        assert (worker["bytes_down"], worker["bytes_up"]) == (STEPS * (SIZE + 1), STEPS * (SIZE + 1))
         assert worker["steps"] == STEPS
-        assert worker["compute_s"] >= 0.99 * COMPUTE_S  # a sleep is no shorter, and longer where others have the cores
-        assert worker["apply_s"] >= 0.99 * APPLY_S
-    assert result["unreadable_records"] == 0
+        first_s = worker["upload_s"] / 6  # a segment of 64 kB was on its way before it was seen
+        assert worker["compute_s"] + first_s >= COMPUTE_S  # a sleep is no shorter, and longer on a busy machine
+        assert worker["apply_s"] >= APPLY_S
+    assert (result["unreadable_records"], result["missing_bytes"]) == (0, 0)
     assert result["step_bytes"] == pytest.approx({"down": SIZE, "up": SIZE}, abs=2)

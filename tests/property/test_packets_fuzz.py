@@ -101,8 +101,8 @@ def play(seeds: range, measured: int) -> int:
                 result = read(io.BytesIO(data), SERVERS).result
             json.dumps(result, allow_nan=False)
             could += 1
-        except ScenarioError as error:
-            assert str(error)
+        except ScenarioError:
+            pass
         if tracemalloc.is_tracing():
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()

@@ -11,7 +11,7 @@ import dpkt
 import numpy as np
 import pytest
 
-from analysis.packets.capture import CHUNK, ENDS, FRAMING, MISFIT, NO_TIME, WRONG_TIME, Damage, frames
+from analysis.packets.capture import CHUNK, ENDS, FRAMING, GIVEN_UP, MISFIT, NO_TIME, WRONG_TIME, Damage, frames
 from analysis.packets.decode import LENGTHS, SHORT, Decoder, Segments
 from analysis.packets.endpoints import parse_servers, text, words
 from sim.errors import ScenarioError
@@ -288,6 +288,14 @@ def test_nonsense_ends() -> None:
             assert found == []
             assert damage.records > 0
             assert damage.reasons[FRAMING] < 50
+
+
+def test_too_much_damage_is_given_up_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("analysis.packets.capture.MOST_DAMAGED", 5)
+    sound = pcap([ipv4(tcp())] * 8, 101)[24:]
+    found, damage = rows(pcap([]) + (sound + b"\xff" * 30) * 20)
+    assert len(found) < 8 * 20
+    assert damage.reasons[GIVEN_UP] == 1
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"hello world" * 10, b"\x1f\x8b" + bytes(50), pcap([])[:20]])

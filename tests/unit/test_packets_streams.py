@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def test_each_byte_counts_once_in_any_order_across_the_wrap(
     pieces = [(place if number else 0, size) for number, (place, size) in enumerate(pieces)]
     rows = [down(number, initial + place, size) for number, (place, size) in enumerate(pieces)]
     bounds = [0, *sorted(cut for cut in cuts if cut < len(rows)), len(rows)]
-    found = collect(*(segments(rows[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)))
+    found = collect(*(segments(rows[a:b]) for a, b in itertools.pairwise(bounds)))
     seen: set[int] = set()
     fresh = []
     for place, size in pieces:

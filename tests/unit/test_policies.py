@@ -91,6 +91,18 @@ def test_a_worker_that_died_applies_again_or_finds_the_step_done() -> None:
     assert policy.on(applied(0, 0)) == [Released(applied(0, 0))]
 
 
+def test_a_gradient_that_is_pushed_again_takes_the_place_of_the_first() -> None:
+    policy = BulkSynchronous(2)
+    policy.on(server("gathered", 0))
+    assert policy.on(pushed(0, 0)) == [Released(pushed(0, 0), 1)]
+    policy.on(applied(0, 0))
+    assert policy.on(pushed(0, 0)) == [Released(pushed(0, 0), 1)]  # it died since: its first one counts no more
+    assert policy.on(applied(1, 0)) == []
+    assert policy.on(applied(0, 0)) == [Released(server("gathered", 0))]
+    assert policy.on(pushed(0, 0)) == []  # it died again, and comes too late
+    assert Released(pushed(0, 0), 0) in policy.on(server("updated", 0))
+
+
 def pushed(worker: int, step: int) -> Ask:
     return Ask("pushed", f"worker{worker}", step, 0)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import zmq
 from torch import Tensor
 
 from backends.torch.server_state import PartState
@@ -15,12 +16,15 @@ from sim.training import Training
 
 
 class Kept(PartState):
-    """``newest``: by worker the newest step whose gradient is in here, so that none counts twice."""
+    """``newest``: by worker the newest step whose gradient is in here, so that none counts twice.
+
+    What is ``on_the_way`` to workers shares the memory of the values.
+    """
 
     def __init__(self, values: Tensor, training: Training) -> None:
         super().__init__(values, training)
         self.newest: dict[int, int] = {}
-        self._copy: Array | None = None
+        self.on_the_way: list[zmq.MessageTracker] = []
 
     def holds(self, worker: int, number: int) -> bool:
         """Whether the gradient of that step is in here already."""
@@ -28,19 +32,20 @@ class Kept(PartState):
 
     def change(self, what: Change, worker: int, number: int, gradient: Array | None) -> None:
         """Apply or add a gradient, or update with the mean."""
+        if what is not Change.ADD:
+            self._leave()
         if what is Change.MEAN:
             self.apply_mean()
         else:
             assert gradient is not None
             (self.add if what is Change.ADD else self.apply)(torch.from_numpy(gradient))
             self.newest[worker] = number
-        self._copy = None if what is not Change.ADD else self._copy
 
-    def copy(self) -> Array:
-        """What to send: one copy of a version for all that ask for it, untouched by later updates."""
-        if self._copy is None:
-            self._copy = self.values.numpy().copy()
-        return self._copy
+    def _leave(self) -> None:
+        """Leave the memory to what is on the way still: that is the snapshot that was asked for."""
+        if not all(tracker.done for tracker in self.on_the_way):
+            self.values = self.values.clone()
+        self.on_the_way.clear()
 
     def state(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """All there is to keep: JSON types, and arrays by name."""
@@ -54,4 +59,3 @@ class Kept(PartState):
         self.values = torch.from_numpy(arrays["values"])
         self.velocity = torch.from_numpy(arrays["velocity"]) if "velocity" in arrays else None
         self._sum = torch.from_numpy(arrays["sum"]) if "sum" in arrays else None
-        self._copy = None

@@ -73,9 +73,10 @@ class Server:
 
     def _send(self, peer: zmq.Frame, head: Head) -> None:
         part = self._parts[head.part]
-        values = part.copy()
-        for first, chunk in chunks(Head(What.VALUES, head.part, head.number, version=part.version), values):
-            self._router.send_multipart([peer, first, chunk], copy=False)
+        first = Head(What.VALUES, head.part, head.number, version=part.version)
+        for message in chunks(first, part.values.numpy()):
+            sent = self._router.send_multipart([peer, *message], copy=False, track=True)
+        part.on_the_way.append(sent)  # the last chunk leaves last
 
     def _receive(self, peer: zmq.Frame, worker: int, head: Head, chunk: Array) -> None:
         """A chunk of a gradient; the last one of it changes the part."""

@@ -16,7 +16,7 @@ import zmq
 
 from backends.torch.servers.job import Array
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 19
 _TURN = 64
 """Messages that are read before looking elsewhere."""
 _HEAD = struct.Struct("<BBiqqqd")

@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from sim.errors import BackendFailure
 
 SNAPLEN = 128
 """Bytes captured of each packet: headers with TCP options fit."""
+
+_HANDED_OVER_S = 1.0
+"""After so long tcpdump has been handed what was captured; what has not been is lost when it ends."""
 
 _KEEPER = """
 while read -r name; do
@@ -60,22 +64,25 @@ class Bed:
         ------
         BackendFailure : there is no tcpdump, or it does not capture.
         """
-        command = [*self.command_prefix(node), "tcpdump", "-i", INTERFACE, "-n", "-s", str(SNAPLEN), "-B", "65536"]
-        command += ["--time-stamp-precision=nano", "-w", "-", "tcp"]
         if reason := missing("tcpdump"):
             raise BackendFailure(reason)
+        command = [*self.command_prefix(node), "tcpdump", "-i", INTERFACE, "-n", "-s", str(SNAPLEN), "-B", "65536"]
+        command += ["--time-stamp-precision=nano", "-w", "-", "tcp"]
         with (
             file.open("wb") as out,
             subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE, text=True, process_group=0) as tcpdump,
         ):
             assert tcpdump.stderr is not None
+            said = ""
+            while "listening on" not in said:
+                if not (line := tcpdump.stderr.readline()):
+                    raise BackendFailure(f"no capture on {node}: {said.strip()}")
+                said += line
             try:
-                said = next((line for line in tcpdump.stderr if "listening on" in line), None)
-                if said is None:
-                    raise BackendFailure(f"tcpdump does not capture on {node}: it ended with code {tcpdump.wait()}")
                 yield
+                time.sleep(_HANDED_OVER_S)
             finally:
-                tcpdump.send_signal(signal.SIGINT)  # it writes what it has
+                tcpdump.send_signal(signal.SIGINT)
 
 
 @contextmanager
@@ -97,14 +104,19 @@ def build(layout: Sequence[Port], prefix: str | None = None) -> Iterator[Bed]:
 
 def missing(*tools: str) -> str | None:
     """What this machine lacks for a testbed, and for ``tools`` on it; ``None``: nothing."""
-    lacking = [tool for tool in ("ip", "tc", *tools) if shutil.which(tool) is None]
-    if lacking:
-        return f"a testbed needs {' and '.join(lacking)}: install iproute2 and tcpdump"
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    mine = int(next(line for line in status.splitlines() if line.startswith("CapEff:")).split()[1], 16)
+    if lacking := [tool for tool in ("ip", "tc", *tools) if shutil.which(tool) is None]:
+        packages = " and ".join(dict.fromkeys(tool if tool in tools else "iproute2" for tool in lacking))
+        return f"a testbed needs {', '.join(lacking)}: install {packages}"
+    mine = _capabilities()
     if denied := [name for name, bit in _CAPABILITIES.items() if not mine >> bit & 1]:
         return f"a testbed makes network namespaces: run it as root, or with {' and '.join(denied)}"
     return None
+
+
+def _capabilities() -> int:
+    """What this process may do, a bit each."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(next(line for line in status.splitlines() if line.startswith("CapEff:")).split()[1], 16)
 
 
 @contextmanager

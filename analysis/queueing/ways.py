@@ -1,0 +1,78 @@
+"""The ways of a step's bytes between a worker and the servers: which links steps queue for, and which are its own."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from analysis.queueing.network import Floats
+from sim.binding import Binding
+from sim.program import Layout
+
+_CONTENDED = ("fifo", "fair_share")
+
+Routes = Mapping[tuple[int, int], tuple[int, ...]]
+"""The links between each server and each worker, both counted from 0."""
+
+
+class Ways(NamedTuple):
+    """One direction.
+
+    ``demands_s`` [servers]: what a server's bytes take where no other step is met. ``cores``: how many steps can go on
+    at that speed, the bandwidth of the links that all workers share over what one step can use of them; infinite where
+    they share none. ``spread``: how much of a server's variation is left where the worker's own link sets the pace.
+    ``fifo``: a shared link carries one at a time. ``entangled``: only some workers share a link, or several servers do.
+    """
+
+    demands_s: Floats
+    cores: float
+    spread: float
+    latency_s: float
+    fifo: bool
+    entangled: bool
+
+
+def find(layout: Layout, binding: Binding, sizes_bytes: Floats, pulls: bool) -> Ways:
+    """The ways from servers to workers (``pulls``) or back; ``sizes_bytes`` [servers] of a step."""
+    routes, links = _routes(layout, binding, pulls), binding.cluster.links
+    users = defaultdict[int, set[tuple[int, int]]](set)
+    for pair, route in routes.items():
+        for link in route:
+            if links[link].kind in _CONTENDED:
+                users[link].add(pair)
+    workers = {link: {worker for _, worker in pairs} for link, pairs in users.items()}
+    shared = {link for link in users if len(workers[link]) > 1}
+    queued = [{link for link in routes[server, 0] if link in shared} for server in range(len(layout.servers))]
+
+    def seconds(server: int, chosen: Iterable[int]) -> float:
+        return float(sizes_bytes[server]) / min((links[link].bytes_per_s for link in chosen), default=math.inf)
+
+    own_s = [sum(seconds(server, [link]) for server, _ in users[link]) for link in users if link not in shared]
+    alone_s = [seconds(server, (link for link in route if link not in users)) for (server, _), route in routes.items()]
+    queue = all(queued)
+    needed_s = [seconds(server, queued[server] if queue else routes[server, 0]) for server in range(len(queued))]
+    longest_s = max(needed_s)
+    own, slowed = (max([longest_s, *least_s]) / longest_s if longest_s else 1.0 for least_s in (own_s, alone_s))
+    return Ways(
+        demands_s=np.array(needed_s) * max(own, slowed),
+        cores=max(own, slowed) if queue else math.inf,
+        spread=1 / own,
+        latency_s=max(binding.cluster.latency_s(route) for route in routes.values()),
+        fifo=any(links[link].kind == "fifo" for link in shared),
+        entangled=any(len(users[link]) != layout.workers for link in shared),
+    )
+
+
+def _routes(layout: Layout, binding: Binding, pulls: bool) -> Routes:
+    """With the link of a window, where there is one, at the end."""
+    routes = {}
+    for number, server in enumerate(layout.servers):
+        for worker in range(layout.workers):
+            ends = (server, worker) if pulls else (worker, server)
+            window = binding.conditions.windows.get(ends)
+            routes[number, worker] = (*binding.route(*ends), *(() if window is None else (window,)))
+    return routes
