@@ -101,7 +101,7 @@ def _many_classes(wanted: ManyClasses) -> Result:
                 {
                     "name": station.name,
                     "queue_length": by_class(found.queue_lengths[:, index]),
-                    "response_time": by_class(residence_s[:, index] / np.maximum(visits[:, index], 1e-300)),
+                    "response_time": by_class(residence_s[:, index] / visits[:, index]),
                     "residence_time": by_class(residence_s[:, index]),
                     "utilization": by_class(found.utilization[:, index]),
                 }

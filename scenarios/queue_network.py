@@ -59,7 +59,7 @@ class ManyClassesStation(_StationSection):
 
     demand: dict[str, Number] | None = None
     service_time: dict[str, Number] | None = None
-    visits: dict[str, Number] | None = None
+    visits: dict[str, Positive] | None = None
 
 
 class OneClass(Section):
@@ -178,8 +178,8 @@ def _classes(data: Mapping[str, Any]) -> Iterator[Wrong]:
             for name in given:
                 if name not in classes:
                     yield Wrong((*path, name), f"no class {shown(name)}", f"classes: {', '.join(map(str, classes))}")
-        elif isinstance(given, int | float):
-            yield Wrong(path, f"expected a number for each class: {', '.join(map(str, classes))}; got {shown(given)}")
+    if not all(isinstance(given, dict) for _, given in maps):
+        return
     for name in classes:
-        if not any(given.get(name) for path, given in maps if path[-1] != "visits" and isinstance(given, dict)):
+        if not any(given.get(name) for path, given in maps if path[-1] != "visits"):
             yield Wrong(("population", name), "no demand and no think time of this class is above 0")

@@ -121,10 +121,13 @@ def _refuse(point: Point) -> None:
 
 def _fixed(document: Document) -> dict[str, str]:
     """What of the cluster cannot be varied, and why."""
-    cluster = document.data["cluster"]
-    if not isinstance(cluster, dict) or "workers" not in cluster:
+    data = document.data
+    if not isinstance(data["cluster"], dict) or "workers" not in data["cluster"]:
         return dict.fromkeys(("workers", "servers"), "the nodes of this cluster are fixed")
-    counted = "count" in (document.data.get("parameter_servers") or {})
+    named = [*data.get("faults", ()), *(each for each in data.get("stragglers", ()) if "worker" in each)]
+    if named:
+        return dict.fromkeys(("workers", "servers"), "faults and stragglers name nodes of the cluster as it is")
+    counted = "count" in data.get("parameter_servers", {})
     return {"servers": "parameter_servers.count says how many"} if counted else {}
 
 

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from analysis import parameter_server
 from analysis.packets.endpoints import parse_servers
 from analysis.packets.reading import read
-from analysis.queueing.fork_join import ForkJoin, Section, estimates
+from analysis.queueing.demands import describe
+from analysis.queueing.prediction import theories
 from backends.base import load
 from scenarios.compose import Composed
 from scenarios.server_testbed import Captured, layout_of
@@ -55,11 +54,30 @@ def _mean(estimate: Mapping[str, Any] | None) -> float:
     return 0.0 if estimate is None else float(estimate["mean"])
 
 
-def simulated(composed: Composed, found: Demands, seed: int) -> float:
-    """Steps/s of all workers where every step asks for this."""
+class Predicted(NamedTuple):
+    """Steps/s of all workers, by simulation and by theory, and assumptions of the theory that do not hold.
+
+    No theory where steps all wait for each other.
+    """
+
+    simulated: float
+    theory: float | None
+    broken: tuple[str, ...]
+
+
+def predict(composed: Composed, found: Demands, seed: int) -> Predicted:
+    """What follows where every step asks for this: simulated, and by exact mean value analysis or its estimate."""
     plan, binding = composed
-    trace = load("simulated").execute(plan, as_measured(layout_of(composed), binding, found), seed)
-    return float(parameter_server.compute(trace)["steps_per_s"])
+    layout = layout_of(composed)
+    binding = as_measured(layout, binding, found)
+    trace = load("simulated").execute(plan, binding, seed)
+    simulated = float(parameter_server.compute(trace)["steps_per_s"])
+    if layout.sums:
+        return Predicted(simulated, None, ())
+    step, broken = describe(layout, binding)
+    servers = [binding.devices[device] for device in layout.servers]
+    expected = theories(step, layout.workers, servers, layout.snapshot)[-1]
+    return Predicted(simulated, expected.throughput_per_s, broken)
 
 
 def as_measured(layout: Layout, binding: Binding, found: Demands) -> Binding:
@@ -96,17 +114,3 @@ def _link(link: Link, bytes_per_s: float | None) -> Link:
     if bytes_per_s is None:
         return replace(link, latency_s=0.0)
     return replace(link, latency_s=0.0, bytes_per_s=bytes_per_s, kind="fair_share")
-
-
-def theory(composed: Composed, found: Demands) -> float | None:
-    """Steps/s of all workers by mean value analysis, with several servers by its fork–join estimate.
-
-    ``None`` where steps wait for each other.
-    """
-    layout, jitter = layout_of(composed), composed.binding.conditions.jitter
-    if layout.consistency != "asp":
-        return None
-    down = Section("down", np.array([found.downlink_s]), np.zeros(1), np.ones(1))
-    up = Section("up", np.array([found.uplink_s, found.apply_s]), np.zeros(2), np.ones(2))
-    step = ForkJoin(found.think_s, jitter.compute.variation if jitter.compute else 0.0, (down, up))
-    return estimates(step, layout.workers)[-1].throughput_per_s

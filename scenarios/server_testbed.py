@@ -57,7 +57,7 @@ def run(composed: Composed, seed: int) -> Run:
 
 
 def capture(composed: Composed, seed: int, folder: Path) -> Captured:
-    """`run`, with the TCP packets of every server; ``folder`` holds them meanwhile."""
+    """`run`, with the TCP packets of every server, whose captures stay in ``folder``."""
     return _run(composed, seed, folder)
 
 
@@ -69,9 +69,9 @@ def _run(composed: Composed, seed: int, folder: Path | None) -> Captured:
             device: Place(bed.address(name), PORT if device in servers else 0, bed.command_prefix(name))
             for device, name in enumerate(binding.devices)
         }
-        files = [] if folder is None else [folder / f"{name}.pcap" for name in names]
+        files = {} if folder is None else {name: folder / f"{name}.pcap" for name in names}
         with ExitStack() as stack:
-            for name, file in zip(names, files, strict=False):
+            for name, file in files.items():
                 stack.enter_context(bed.capture(name, file))
             found = torch.run(
                 plan, binding, seed, compute="sleep", places=places, on_start=lambda _: clocks.append(host.watch())
@@ -80,6 +80,6 @@ def _run(composed: Composed, seed: int, folder: Path | None) -> Captured:
     rate = parameter_server.compute(found.trace)["steps_per_s"]
     if rate is None:
         raise RunFailed("too few steps for a steady state: ask for more schedule.mini_batches")
-    packets = merge([file.read_bytes() for file in files]) if files else b""
+    packets = merge([file.read_bytes() for file in files.values()]) if files else b""
     listening = tuple(f"{places[device].host}:{PORT}" for device in servers)
     return Captured(Run(found.trace, rate, busy), packets, listening)

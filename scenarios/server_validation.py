@@ -24,7 +24,7 @@ from scenarios.load import apply_sets, dump
 from scenarios.points import Point
 from scenarios.run_folder import file_name, point_name, to_json, writing
 from scenarios.schema import parse
-from scenarios.server_demands import Demands
+from scenarios.server_demands import Demands, Predicted
 from scenarios.server_testbed import Run
 from sim.errors import Fault, ScenarioError
 from sim.planners import PLANNERS
@@ -50,13 +50,12 @@ class Alone(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """One point: steps/s of all workers, predicted and in several runs; no theory where steps wait for each other."""
+    """One point: steps/s of all workers, predicted and in several runs."""
 
     name: str
     workers: int
     alone: Alone
-    simulated: float
-    theory: float | None
+    predicted: Predicted
     runs: tuple[Run, ...]
 
     @property
@@ -83,8 +82,8 @@ class Cell(NamedTuple):
     @property
     def errors(self) -> dict[str, float]:
         """Of each prediction, relative to what was measured."""
-        predicted = {"simulated": self.simulated, "theory": self.theory}
-        return {name: rate / self.measured - 1 for name, rate in predicted.items() if rate is not None}
+        rates = {"simulated": self.predicted.simulated, "theory": self.predicted.theory}
+        return {name: rate / self.measured - 1 for name, rate in rates.items() if rate is not None}
 
 
 def is_for(points: Sequence[Point]) -> bool:
@@ -129,7 +128,7 @@ def validate(points: Sequence[Point], folder: Path, repeats: int, advance: Calla
             done.append(server_testbed.run(made, point.scenario.seed + repeat))
             advance(f"{point_name(point)}: run {repeat + 1}")
     return [
-        Cell(point_name(point), point.scenario.cluster.workers or 1, alone[_key(point)], *rates, tuple(done))
+        Cell(point_name(point), point.scenario.cluster.workers or 1, alone[_key(point)], rates, tuple(done))
         for point, rates, done in zip(points, predicted, runs, strict=True)
     ]
 
@@ -175,10 +174,9 @@ def _alone(point: Point, folder: Path) -> Alone:
     return Alone(_name(point), server_demands.demands(captured, composed), captured.run.busy)
 
 
-def _predict(point: Point, demands: Demands) -> tuple[float, float | None]:
-    """By simulation and by theory."""
+def _predict(point: Point, demands: Demands) -> Predicted:
     composed = compose(point.scenario, point.document, {"mini_batches": SIMULATED_STEPS})
-    return server_demands.simulated(composed, demands, point.scenario.seed), server_demands.theory(composed, demands)
+    return server_demands.predict(composed, demands, point.scenario.seed)
 
 
 def verdict(cells: Sequence[Cell]) -> str:
@@ -208,9 +206,9 @@ def rows(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
             str(cell.workers),
             significant(cell.measured),
             percent(cell.spread),
-            significant(cell.simulated),
+            significant(cell.predicted.simulated),
             _error(cell, "simulated"),
-            "–" if cell.theory is None else significant(cell.theory),
+            "–" if cell.predicted.theory is None else significant(cell.predicted.theory),
             _error(cell, "theory"),
             percent(cell.busy),
             "" if cell.is_valid else "invalid",
@@ -231,8 +229,9 @@ def as_json(cells: Sequence[Cell]) -> list[dict[str, Any]]:
             "group": cell.alone.name,
             "workers": cell.workers,
             "demands": cell.alone.demands._asdict(),
-            "simulated_steps_per_s": cell.simulated,
-            "theory_steps_per_s": cell.theory,
+            "simulated_steps_per_s": cell.predicted.simulated,
+            "theory_steps_per_s": cell.predicted.theory,
+            "broken": cell.predicted.broken,
             "measured_steps_per_s": cell.measured,
             "runs_steps_per_s": [run.steps_per_s for run in cell.runs],
             "spread": cell.spread,
@@ -277,7 +276,7 @@ def _curve(cells: Sequence[Cell]) -> Curve:
         measured=[[run.steps_per_s for run in cell.runs] for cell in cells],
         valid=[cell.is_valid for cell in cells],
         predicted={
-            "simulated": [cell.simulated for cell in cells],
-            "theory": [float("nan") if cell.theory is None else cell.theory for cell in cells],
+            "simulated": [cell.predicted.simulated for cell in cells],
+            "theory": [cell.predicted.theory or float("nan") for cell in cells],
         },
     )

@@ -47,11 +47,12 @@ def describe(layout: Layout, binding: Binding, overlap_s: float = 0.0) -> Descri
     """
     jitter, cores = binding.conditions.jitter, float(binding.conditions.services[layout.servers[0]].cores)
     pulls, pushes, applies = (_parts(layout, figures, kind) for figures, kind in _asked(binding))
-    down = ways.find(layout, binding, pulls.totals, pulls=True)
-    up = ways.find(layout, binding, pushes.totals, pulls=False)
+    down = ways.find(layout, binding, pulls.totals, pulls.largest, pulls=True)
+    up = ways.find(layout, binding, pushes.totals, pushes.largest, pulls=False)
     moving = [parts.variation(jitter.communication) * way.spread for parts, way in ((pulls, down), (pushes, up))]
     compute_s, deviation_s = _computing(layout, binding)
-    think_s = max(compute_s - overlap_s, 0.0) + down.latency_s + up.latency_s
+    alone_s = max(compute_s - overlap_s, 0.0)
+    think_s = alone_s + down.latency_s + up.latency_s
     download = Section(
         "download",
         demands_s=down.demands_s[None, :],
@@ -64,15 +65,17 @@ def describe(layout: Layout, binding: Binding, overlap_s: float = 0.0) -> Descri
         variations=np.array([moving[1], applies.variation(jitter.apply)]),
         cores=np.array([up.cores, cores]),
     )
-    step = ForkJoin(think_s, deviation_s / think_s if think_s else 0.0, (download, upload))
+    variation = deviation_s / compute_s * alone_s / think_s if compute_s and think_s else 0.0
+    step = ForkJoin(think_s, variation, (download, upload))
     return Described(step, tuple(_broken(layout, binding, step, (down, up))))
 
 
 class _Parts(NamedTuple):
-    """A figure of a step summed over the parts of each server, and the root of the sum of squares, shape [servers]."""
+    """A figure of a step over the parts of each server: sum, root of the sum of squares, and most; shape [servers]."""
 
     totals: Floats
     roots: Floats
+    largest: Floats
 
     def variation(self, distribution: Distribution | None) -> float:
         """Of the sum over the parts of the server with the most, each part varying by itself."""
@@ -87,12 +90,13 @@ def _asked(binding: Binding) -> tuple[tuple[Mapping[Cost, float], OpKind], ...]:
 
 
 def _parts(layout: Layout, figures: Mapping[Cost, float], kind: OpKind) -> _Parts:
-    totals, squares = np.zeros(len(layout.servers)), np.zeros(len(layout.servers))
+    totals, squares, largest = np.zeros((3, len(layout.servers)))
     for number, part in enumerate(layout.parts):
         figure = figures[Cost(kind, 0, number)]
         totals[part.server] += figure
         squares[part.server] += figure**2
-    return _Parts(totals, np.sqrt(squares))
+        largest[part.server] = max(largest[part.server], figure)
+    return _Parts(totals, np.sqrt(squares), largest)
 
 
 def _each_computes_s(layout: Layout, binding: Binding) -> Floats:

@@ -12,12 +12,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.queueing.network import Floats, Network, Solution, Station, solution
+from sim.errors import UnsupportedPlan
+
+_MOST_OPERATIONS = 5 * 10**9
+"""Some ten seconds."""
 
 
 def solve(network: Network, population: int) -> Solution:
     """The network with ``population`` customers, at least 1; some demand or think time must be above 0.
 
     O(N·K); with load-dependent stations O(N²·K).
+
+    Raises
+    ------
+    UnsupportedPlan : that would take too long.
     """
     throughputs, queues = _solve(network, population)
     return solution(network, population, float(throughputs[-1]), queues)
@@ -35,10 +43,10 @@ def recursion(
 
     ``history``, shape [population + 1, stations], receives Q(n) in row n. Returns X(1…N) and Q(N).
     """
-    throughputs, scale = [], 1.0  # queues are kept times a scale G(n), X(n) = G(n−1)/G(n): one product less a step
+    dot, throughputs, scale = demands_s.dot, [], 1.0  # queues are kept times G(n), X(n) = G(n−1)/G(n): saves a product
     queues, met = np.zeros(len(demands_s)), np.ones(len(demands_s))  # who arrives meets Q(n−1), and itself
     for customers in range(1, population + 1):
-        before, scale = scale, (delay_s * scale + float(demands_s.dot(met))) / customers
+        before, scale = scale, (delay_s * scale + float(dot(met))) / customers
         throughputs.append(before / scale)
         np.multiply(demands_s, met, queues)
         if not 1e-100 < scale < 1e100:
@@ -62,6 +70,9 @@ def _solve(network: Network, population: int) -> tuple[Floats, Floats]:
     """X(1…N), and Q(N) of every station."""
     demands, delay_s = network.demands_s, network.delay_s
     dependent = [index for index, station in enumerate(network.stations) if station.is_load_dependent]
+    if len(demands) * population ** (2 if dependent else 1) > _MOST_OPERATIONS:
+        size = f"{population}{'²' * bool(dependent)} × {len(demands)}"
+        raise UnsupportedPlan(f"exact takes {size} operations: use schweitzer, which is approximate, or bounds")
     single = [index for index, delay in enumerate(network.is_delay) if not delay and index not in dependent]
     queues = np.zeros(len(demands))
     if not dependent:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +15,6 @@ from sim.binding import Binding
 from sim.program import Layout
 
 _CONTENDED = ("fifo", "fair_share")
-
-Routes = Mapping[tuple[int, int], tuple[int, ...]]
-"""The links between each server and each worker, both counted from 0."""
 
 
 class Ways(NamedTuple):
@@ -36,16 +34,17 @@ class Ways(NamedTuple):
     entangled: bool
 
 
-def find(layout: Layout, binding: Binding, sizes_bytes: Floats, pulls: bool) -> Ways:
-    """The ways from servers to workers (``pulls``) or back; ``sizes_bytes`` [servers] of a step."""
-    routes, links = _routes(layout, binding, pulls), binding.cluster.links
+def find(layout: Layout, binding: Binding, sizes_bytes: Floats, largest_bytes: Floats, pulls: bool) -> Ways:
+    """The ways from servers to workers (``pulls``) or back, for a step's bytes and its largest transfer [servers]."""
+    links, pairs = binding.cluster.links, product(enumerate(layout.servers), range(layout.workers))
+    ends = {(number, worker): (server, worker) if pulls else (worker, server) for (number, server), worker in pairs}
+    routes = {pair: binding.route(*both) for pair, both in ends.items()}
     users = defaultdict[int, set[tuple[int, int]]](set)
     for pair, route in routes.items():
         for link in route:
             if links[link].kind in _CONTENDED:
                 users[link].add(pair)
-    workers = {link: {worker for _, worker in pairs} for link, pairs in users.items()}
-    shared = {link for link in users if len(workers[link]) > 1}
+    shared = {link for link, using in users.items() if len({worker for _, worker in using}) > 1}
     queued = [{link for link in routes[server, 0] if link in shared} for server in range(len(layout.servers))]
 
     def seconds(server: int, chosen: Iterable[int]) -> float:
@@ -53,6 +52,9 @@ def find(layout: Layout, binding: Binding, sizes_bytes: Floats, pulls: bool) -> 
 
     own_s = [sum(seconds(server, [link]) for server, _ in users[link]) for link in users if link not in shared]
     alone_s = [seconds(server, (link for link in route if link not in users)) for (server, _), route in routes.items()]
+    for pair, both in ends.items():
+        if (window := binding.conditions.windows.get(both)) is not None:
+            alone_s.append(float(largest_bytes[pair[0]]) / links[window].bytes_per_s)
     queue = all(queued)
     needed_s = [seconds(server, queued[server] if queue else routes[server, 0]) for server in range(len(queued))]
     longest_s = max(needed_s)
@@ -65,14 +67,3 @@ def find(layout: Layout, binding: Binding, sizes_bytes: Floats, pulls: bool) -> 
         fifo=any(links[link].kind == "fifo" for link in shared),
         entangled=any(len(users[link]) != layout.workers for link in shared),
     )
-
-
-def _routes(layout: Layout, binding: Binding, pulls: bool) -> Routes:
-    """With the link of a window, where there is one, at the end."""
-    routes = {}
-    for number, server in enumerate(layout.servers):
-        for worker in range(layout.workers):
-            ends = (server, worker) if pulls else (worker, server)
-            window = binding.conditions.windows.get(ends)
-            routes[number, worker] = (*binding.route(*ends), *(() if window is None else (window,)))
-    return routes

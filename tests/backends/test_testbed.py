@@ -121,7 +121,7 @@ def test_what_namespaces_cannot_show_is_refused_all_at_once() -> None:
     assert str(refused.value).split("\n") == [
         "node 'a b' gives a namespace its name: use letters, digits, '-', '_' and '.'",
         "'lonely' has not one link to a switch and one from it: write cluster: {workers: 2, nic: 1 Gbit/s}",
-        "nodes are joined by more than one switch: a testbed has one",
+        "not all nodes are joined to the same switch: a testbed has one",
         "link 'left>one' is fifo: TCP shares links, use fair_share",
         "link 'one>left' is fifo: TCP shares links, use fair_share",
     ]

@@ -33,18 +33,22 @@ def captured(file: io.BytesIO) -> Iterator[None]:
     raw.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
     raw.settimeout(IDLE_S)
     file.write(struct.pack("<IHHiIII", 0xA1B23C4D, 2, 4, 0, 0, SNAPLEN, 1))
-    done = threading.Event()
+    done_ns: list[int] = []
 
     def write() -> None:
+        """What others send over the interface does not keep this from ending."""
         while True:
             try:
                 packet, [(_, _, stamp)], _, address = raw.recvmsg(1 << 18, 64)
             except TimeoutError:
-                if done.is_set():
+                if done_ns:
                     return
                 continue
+            seconds, rest = struct.unpack("qq", stamp)
+            if done_ns and seconds * 10**9 + rest > done_ns[0]:
+                return
             if address[2] != PACKET_OUTGOING:
-                file.write(struct.pack("<IIII", *struct.unpack("qq", stamp), min(len(packet), SNAPLEN), len(packet)))
+                file.write(struct.pack("<IIII", seconds, rest, min(len(packet), SNAPLEN), len(packet)))
                 file.write(packet[:SNAPLEN])
 
     thread = threading.Thread(target=write)
@@ -52,7 +56,7 @@ def captured(file: io.BytesIO) -> Iterator[None]:
     try:
         yield
     finally:
-        done.set()
+        done_ns.append(time.time_ns())
         thread.join()
         dropped = struct.unpack("II", raw.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8))[1]
         raw.close()
@@ -62,7 +66,9 @@ def captured(file: io.BytesIO) -> Iterator[None]:
 
 def receive(connection: socket.socket, size: int) -> None:
     while size:
-        size -= len(connection.recv(min(size, 1 << 16)))
+        got = len(connection.recv(min(size, 1 << 16)))
+        assert got, "the other end is gone"
+        size -= got
 
 
 def serve(listening: socket.socket) -> None:

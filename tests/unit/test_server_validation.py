@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import json
 import random
+import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import dpkt
 import pytest
@@ -18,13 +18,14 @@ from analysis.packets.merge import merge
 from analysis.queueing import exact
 from analysis.queueing.network import Network, Station
 from backends.base import load
+from docs import tables_validation
 from scenarios import server_demands, server_testbed, server_validation
 from scenarios.compose import Composed, compose
 from scenarios.document import Document
 from scenarios.load import apply_sets, load_document, parse_text, shipped
 from scenarios.run_folder import read_points
 from scenarios.schema import parse
-from scenarios.server_demands import Demands
+from scenarios.server_demands import Demands, Predicted
 from scenarios.server_testbed import Captured, Run
 from scenarios.server_validation import Alone, Cell
 from sim.errors import RunFailed, ScenarioError
@@ -80,25 +81,31 @@ def test_demands_are_those_that_were_simulated(tmp_path: Path) -> None:
 def test_with_its_own_demands_a_simulation_is_what_it_was(workers: int) -> None:
     made = composed(f"cluster.workers={workers}")
     trace = load("simulated").execute(*made, 7)
-    again = server_demands.simulated(made, SOME, 7)
+    again = server_demands.predict(made, SOME, 7).simulated
     assert again == pytest.approx(parameter_server.compute(trace)["steps_per_s"], rel=1e-9)
 
 
 def test_what_varied_in_the_plan_but_not_for_real_is_left_out() -> None:
     sets = "jitter.communication={lognormal: 1.0}", "jitter.apply={lognormal: 1.0}", "cluster.link.latency=1 s"
     plain, varied = composed("schedule.start=together"), composed("schedule.start=together", *sets)
-    assert server_demands.simulated(varied, SOME, 7) == server_demands.simulated(plain, SOME, 7)
+    assert server_demands.predict(varied, SOME, 7) == server_demands.predict(plain, SOME, 7)
 
 
 def test_theory_of_one_server_is_exact_mean_value_analysis() -> None:
     made = composed("cluster.servers=1", "cluster.workers=5", "parameter_servers.sharding=greedy")
     stations = tuple(Station(name, demand_s) for name, demand_s in (("down", 0.12), ("up", 0.11), ("core", 0.02)))
+    one = Demands(0.05, (0.12,), (0.11,), (0.02,))
     expected = exact.solve(Network(stations, 0.05), 5).throughput_per_s
-    assert server_demands.theory(made, Demands(0.05, (0.12,), (0.11,), (0.02,))) == pytest.approx(expected, rel=1e-9)
+    assert server_demands.predict(made, one, 0).theory == pytest.approx(expected, rel=1e-9)
 
 
 def test_theory_says_nothing_where_steps_wait_for_each_other() -> None:
-    assert server_demands.theory(composed("schedule.consistency=bsp"), SOME) is None
+    assert server_demands.predict(composed("schedule.consistency=bsp"), SOME, 0)[1:] == (None, ())
+
+
+def test_theory_names_the_assumptions_that_do_not_hold() -> None:
+    sets = "cluster.workers=4", "jitter=null"
+    assert server_demands.predict(composed(*sets), SOME, 0).broken == ("phase_locked", "fcfs_not_exponential")
 
 
 def test_a_capture_without_a_step_is_a_failed_run(tmp_path: Path) -> None:
@@ -127,9 +134,15 @@ def test_merged_captures_are_the_capture_they_were_part_of(tmp_path: Path) -> No
 ALONE = Alone("one", SOME, 0.2)
 
 
-def cell(rates: tuple[float, ...], busy: tuple[float, ...] = (0.3,) * 3, **more: Any) -> Cell:
+def cell(
+    rates: tuple[float, ...],
+    busy: tuple[float, ...] = (0.3,) * 3,
+    simulated: float = 9.0,
+    theory: float | None = 11.0,
+    alone: Alone = ALONE,
+) -> Cell:
     runs = tuple(Run(None, *each) for each in zip(rates, busy, strict=True))  # type: ignore[arg-type]
-    return Cell(**{"name": "one", "workers": 2, "alone": ALONE, "simulated": 9.0, "theory": 11.0, "runs": runs} | more)
+    return Cell("one", 2, alone, Predicted(simulated, theory, ()), runs)
 
 
 def test_a_cell_counts_the_median_and_half_of_the_range() -> None:
@@ -239,6 +252,23 @@ def test_the_shipped_scenario_fits_on_a_testbed() -> None:
     plan, binding = compose(points[-1].scenario, points[-1].document)
     assert isinstance(plan.work, Program)
     assert len(testbed.ports(binding.cluster, binding.devices)) == 8 + 2
+
+
+def test_the_page_has_a_table_of_what_was_measured(tmp_path: Path) -> None:
+    """It is of some machine on some day: here only its form."""
+    cells = [cell((10.0,) * 3), cell((20.0,) * 3, (0.9,) * 3, theory=None)._replace(workers=3)]
+    (tmp_path / "validation.json").write_text(json.dumps(server_validation.as_json(cells)))
+    (tmp_path / "table.txt").write_text("a table\nits verdict\n")
+    expected = """| points | Z | D | 2 | 3 |
+| --- | ---: | ---: | ---: | ---: |
+| one | 50.0 ms | 80.0 ms | 10.0 (-10, +10) | *20.0 (-55)* |
+
+its verdict."""
+    assert tables_validation.servers(tmp_path) == expected
+    page = tables_validation.PAGE.read_text("utf-8")
+    assert len(re.findall(r"^<!-- /?servers -->$", page, re.MULTILINE)) == 2
+    for scenario in re.findall(r"scenarios/library/[\w.-]+\.yaml", page):
+        assert (tables_validation.PAGE.parents[1] / scenario).is_file()
 
 
 def test_a_panel_for_each_curve_and_hollow_marks_where_the_host_was_too_busy() -> None:

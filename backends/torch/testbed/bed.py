@@ -3,7 +3,7 @@
 Only root makes namespaces, and only their names outlive processes. So a keeper, a shell in a session of its own, makes
 each one and waits at the end of a pipe: when this process closes it or dies, by whichever signal, the keeper kills what
 is left in the namespaces and deletes them. Only if the keeper is killed too does a name stay, and the next testbed of
-that name says so. Links, addresses and shaping exist inside the namespaces only.
+that name says so. Of the host nothing changes but the names of namespaces in /run/netns.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def ports(cluster: Cluster, nodes: Sequence[str]) -> tuple[Port, ...]:
     reasons = [reason for port in found if isinstance(reason := port, str)]
     made = [port for port in found if isinstance(port, Port)]
     if len({port.egress.target for port in made} | {port.ingress.source for port in made}) > 1:
-        reasons.append("nodes are joined by more than one switch: a testbed has one")
+        reasons.append("not all nodes are joined to the same switch: a testbed has one")
     reasons += [reason for port in made for link in (port.egress, port.ingress) for reason in _refused(link)]
     if reasons:
         raise UnsupportedPlan("\n".join(reasons))
