@@ -30,12 +30,12 @@ from scenarios.load import parse_text
 from scenarios.schema import parse
 from sim.planners import PLANNERS
 
-MODELS = {"resnet50": 15, "resnet152-cifar": 50}
-"""Repeats for each."""
+SIZES = ("10 MB", "100 MB")
+REPEATS, DURABLE = 15, 5
 STEPS = 400
 _SCENARIO = """
 name: servers
-model: {{name: {model}, batch_size: 1}}
+model: {{uniform: {{forward: 1 us, backward: 1 us, activation: 1 kB, parameters: {size}}}, batch_size: 1}}
 cluster: {{workers: 1, servers: 1, device: p40, host: host, nic: 10 Gbit/s, link: {{kind: fair_share, latency: 50 us}}}}
 schedule: {{name: parameter_server, mini_batches: {steps}, start: together}}
 """
@@ -129,9 +129,9 @@ class Ours:
         self._socket.close()
 
 
-def planned(model: str, steps: int = 1) -> Composed:
-    """One worker, one server."""
-    document = parse_text(_SCENARIO.format(model=model, steps=steps), "servers.yaml")
+def planned(size: str, steps: int = 1) -> Composed:
+    """One worker, one server, a model of some size."""
+    document = parse_text(_SCENARIO.format(size=size, steps=steps), "servers.yaml")
     return compose(parse(document, PLANNERS), document)
 
 
@@ -150,21 +150,21 @@ def medians(repeats: int, *works: Callable[[], object]) -> list[float]:
     return [statistics.median(each) for each in zip(*rounds, strict=True)]
 
 
-def goodput(model: str, repeats: int) -> list[Row]:
+def goodput(size: str) -> list[Row]:
     """Pull, push without and with its apply, and with a durable one."""
-    job = Job(*planned(model), 0, "sleep")
+    job = Job(*planned(size), 0, "sleep")
     (count,) = elements_of(job.layout)
     size_bytes, rows = 4 * count, []
 
     def row(what: str, ours_s: float, reference_s: float, wanted: str, reference: str) -> None:
         rates = [f"{size_bytes / each_s / 1e9:.2f} GB/s" for each_s in (ours_s, reference_s)]
-        rows.append(Row(f"{what}, {size_bytes / 1e6:.0f} MB", *rates, reference_s / ours_s, wanted, reference))
+        rows.append(Row(f"{what}, {size}", *rates, reference_s / ours_s, wanted, reference))
 
     plain = Plain(size_bytes)
     with crew(job, {}) as (_, server):
         ours = Ours(server.line.recv().endpoint, count)
         pull_s, pulled_s, push_s, pushed_s, applied_s = medians(
-            repeats,
+            REPEATS,
             ours.pull,
             plain.pull,
             lambda: ours.push(Change.HOLD, What.ARRIVED),
@@ -180,29 +180,27 @@ def goodput(model: str, repeats: int) -> list[Row]:
         values = bytes(size_bytes)
 
         def write() -> None:
-            file.seek(0)
             file.write(values)
             os.fdatasync(file.fileno())
 
         durable = replace(job, checkpoint=Checkpoint(Path(folder), every=10**9))
         with crew(durable, {}) as (_, server):
             ours = Ours(server.line.recv().endpoint, count)
-            kept_s, written_s = medians(min(repeats, 10), lambda: ours.push(Change.APPLY, What.DONE), write)
+            kept_s, written_s = medians(DURABLE, lambda: ours.push(Change.APPLY, What.DONE), write)
             ours.close()
-    row("push, applied and durable", kept_s, written_s, "–", "write and fdatasync of the same bytes")
+    row("push, applied and durable", kept_s, written_s, "–", "a file, write and fdatasync of the same bytes")
     return rows
 
 
 def per_op() -> Row:
     """A run of steps that take no time: what is left of each op is overhead."""
-    plan, binding = planned("mlp", STEPS)
+    plan, binding = planned("4 kB", STEPS)
     idle = replace(binding, seconds=dict.fromkeys(binding.seconds, 0.0))
     trace = run(plan, idle, compute="sleep").trace
     plain = Plain(1)
     (round_trip_s,) = medians(1000, plain.ping)
     plain.close()
-    moving_s = 2 * STEPS * 4 * elements_of(Job(plan, idle, 0).layout)[0] / 1e9  # its megabyte, at some GB/s
-    each_s = (trace.makespan_s - moving_s) / len(trace.ops)
+    each_s = trace.makespan_s / len(trace.ops)
     name = f"overhead of an op, {len(trace.ops)} ops"
     ours, reference = f"{1e6 * each_s:.0f} us", f"{1e6 * round_trip_s:.0f} us"
     return Row(name, ours, reference, round_trip_s / each_s, "–", "a byte there and back over a plain socket")
@@ -210,4 +208,4 @@ def per_op() -> Row:
 
 def measure() -> list[Row]:
     """The rows of this benchmark."""
-    return [*(row for model, repeats in MODELS.items() for row in goodput(model, repeats)), per_op()]
+    return [*(row for size in SIZES for row in goodput(size)), per_op()]

@@ -22,7 +22,7 @@ from backends.base import load
 from scenarios.compose import Composed, compose
 from scenarios.document import Document
 from scenarios.load import dump, nearest_file
-from scenarios.packets_scenario import scenario_of
+from scenarios.packets_scenario import loaded_servers, scenario_of
 from scenarios.quantities import Seconds, WrongValue, format_bytes, printable, shown
 from scenarios.run_folder import read_points, to_json
 from scenarios.strict import Section, check
@@ -133,8 +133,10 @@ def _open(file: str) -> BinaryIO:
 
 def _write(reading: Reading, name: str, options: ReadOptions, out: Path | None) -> None:
     """The files that were asked for."""
-    if (out or options.yaml) and not reading.steps:
-        raise ScenarioError.of([Fault("nothing to draw or write: the capture holds no complete step", file=name)])
+    if out and not reading.steps:
+        raise ScenarioError.of([Fault("nothing to draw: the capture holds no complete step", "--out", name)])
+    if options.yaml and not loaded_servers(reading):
+        raise ScenarioError.of([Fault("no server's demands are known, so there is no scenario", "--yaml", name)])
     where = "--out", str(out)
     try:
         if out is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -14,18 +15,22 @@ LEAST_VARIATION = 0.01
 """Below this coefficient of variation compute times are taken to be constant."""
 
 
+def loaded_servers(reading: Reading) -> list[dict[str, Any]]:
+    """The servers whose demands in both directions are known, as the result has them."""
+    return [each for each in reading.result["servers"] if each["demand_s"]["downlink"] and each["demand_s"]["uplink"]]
+
+
 def scenario_of(reading: Reading, source: str) -> dict[str, Any]:
     """Workers and servers around a switch, each server's links as fast as its demands say, one layer on each server.
 
-    ``reading`` has at least one complete step.
+    ``reading`` has at least one of `loaded_servers`.
     """
-    result, workers = reading.result, len(reading.steps)
-    servers = [each for each in result["servers"] if each["demand_s"]["downlink"] and each["demand_s"]["uplink"]]
+    result, workers, servers = reading.result, len(reading.steps), loaded_servers(reading)
     shares = np.array([each["bytes_down"] for each in servers], float)
     sizes = result["step_bytes"]["down"] * shares / shares.sum()
     think_s = np.concatenate([each.think_s[reading.dropped[name] :] for name, each in reading.steps.items()])
     found: dict[str, Any] = {
-        "name": f"demands of {source}".replace("/", "-")[:100],
+        "name": f"demands of {PurePath(source).name}"[:100],
         "model": {
             "layers": [
                 {
@@ -59,7 +64,9 @@ def _nodes(workers: int, servers: int) -> list[dict[str, str]]:
     return [*nodes, {"name": "switch", "kind": "switch"}]
 
 
-def _links(workers: int, servers: list[Mapping[str, Any]], sizes: np.ndarray[Any, np.dtype[np.float64]]) -> list[Any]:
+def _links(
+    workers: int, servers: Sequence[Mapping[str, Any]], sizes: np.ndarray[Any, np.dtype[np.float64]]
+) -> list[Any]:
     """A worker's own link is no limit; a server's moves its share in the time that was measured."""
     links: list[Any] = [{"between": [f"worker{number}", "switch"], "kind": "latency"} for number in range(workers)]
     for number, (server, size) in enumerate(zip(servers, sizes, strict=True)):

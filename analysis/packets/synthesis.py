@@ -65,7 +65,7 @@ RECORD = np.dtype(
 """A record of pcap with the headers of Ethernet, IPv4 and TCP."""
 
 _HEADERS = RECORD.itemsize - 16
-_FILE_HEADER = np.array([0xA1B23C4D, 0x00040002, 0, 0, 128, 1], "<u4")
+FILE_HEADER = np.array([0xA1B23C4D, 0x00040002, 0, 0, 128, 1], "<u4")
 
 
 class Transfer(NamedTuple):
@@ -217,7 +217,7 @@ def _records(packets: _Packets, servers: int) -> NDArray[np.void]:
 def write(records: NDArray[np.void], path: Path) -> None:
     """Write records as a capture file (pcap with nanoseconds)."""
     with path.open("wb") as file:
-        file.write(_FILE_HEADER.tobytes())
+        file.write(FILE_HEADER.tobytes())
         records.tofile(file)
 
 
@@ -235,10 +235,10 @@ def of_trace(trace: Trace, cluster: Cluster) -> list[Transfer]:
     moving = np.flatnonzero(np.isin(trace.ops["kind"], (OpKind.PULL, OpKind.PUSH)))
     if not len(moving):
         return []
-    first = trace.ops["stage"][moving] == 0  # the transfers of a second job are traffic beside what is asked about
+    ours = trace.ops["stage"][moving] == 0  # a second job only takes its share of the links
     flows = trace.flows[np.isin(trace.flows["op"], moving)]
     size = dict(zip(flows["op"].tolist(), flows["bytes"].tolist(), strict=True))
-    moving = moving[first & np.isin(moving, flows["op"])]
+    moving = moving[ours & np.isin(moving, flows["op"])]
     routes = {op: _route(trace, cluster, op) for op in size}
     start_s = {op: min(float(trace.start_s[op]) + cluster.latency_s(routes[op]), float(trace.end_s[op])) for op in size}
     shares = _shares(trace, cluster, routes, start_s)

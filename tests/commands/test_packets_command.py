@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from analysis.packets import synthesis
+from analysis.packets.synthesis import Transfer
 from scenarios import packets_command
 from scenarios.command_line import app
 
@@ -118,6 +120,16 @@ def test_every_fault_at_once(capture: Path, arguments: list[str], expected: list
     assert result.exit_code == 2
     for text in expected:
         assert text in result.stderr
+
+
+def test_nothing_to_draw(tmp_path: Path) -> None:
+    one_way = [Transfer(0, 0, False, [step, step + 0.2], [0, 10**6]) for step in range(1, 5)]
+    file = tmp_path / "one-way.pcap"
+    synthesis.write(synthesis.synthesize(one_way), file)
+    assert "no complete step" in twinrail("read", str(file), SERVERS[0]).stdout
+    for option, expected in ((f"--out={tmp_path}", "nothing to draw"), (f"--yaml={tmp_path}/x.yaml", "no scenario")):
+        result = twinrail("read", str(file), SERVERS[0], option)
+        assert (result.exit_code, expected in result.stderr) == (2, True)
 
 
 def test_files_that_are_not_there(tmp_path: Path, capture: Path) -> None:

@@ -101,6 +101,7 @@ def work(address: str, port: int) -> None:
             receive(connection, 1)
 
 
+@pytest.mark.slow
 def test_sockets_on_the_loopback_interface() -> None:
     file = io.BytesIO()
     with socket.create_server(("127.0.0.1", 0)) as listening, captured(file):

@@ -37,7 +37,7 @@ def pcap() -> bytes:
                 transfers.append(Transfer(worker, server, False, [begin, begin + 0.05], [0, 9_000], asked_s=begin))
                 ends = [begin + 0.15, begin + 0.2]
                 transfers.append(Transfer(worker, server, True, ends, [0, 9_000], answered_s=begin + 0.22))
-    return synthesis._FILE_HEADER.tobytes() + synthesize(transfers).tobytes()
+    return synthesis.FILE_HEADER.tobytes() + synthesize(transfers).tobytes()
 
 
 def pcapng(sound: bytes) -> bytes:

@@ -57,7 +57,7 @@ def there_and_back(text: str, segment_bytes: int = 36_000) -> dict[str, Any]:
     """Simulate, capture, read."""
     transfers = synthesis.of_trace(*simulated(text))
     records = synthesis.synthesize(transfers, segment_bytes)
-    file = io.BytesIO(synthesis._FILE_HEADER.tobytes() + records.tobytes())
+    file = io.BytesIO(synthesis.FILE_HEADER.tobytes() + records.tobytes())
     servers = parse_servers(synthesis.addresses(1 + max(transfer.server for transfer in transfers)))
     return dict(read(file, servers).result)
 

@@ -45,7 +45,7 @@ def steps(count: int = 6, start: float = 1.0, worker: int = 0) -> list[Transfer]
 
 
 def as_capture(records: NDArray[np.void]) -> io.BytesIO:
-    return io.BytesIO(synthesis._FILE_HEADER.tobytes() + records.tobytes())
+    return io.BytesIO(synthesis.FILE_HEADER.tobytes() + records.tobytes())
 
 
 def reading(transfers: Sequence[Transfer] | NDArray[np.void], servers: int = 1, **options: Any) -> Reading:

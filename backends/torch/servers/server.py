@@ -75,7 +75,7 @@ class Server:
         part = self._parts[head.part]
         first = Head(What.VALUES, head.part, head.number, version=part.version)
         for message in chunks(first, part.values.numpy()):
-            sent = self._router.send_multipart([peer, *message], copy=False, track=True)
+            sent = self._router.send_multipart([peer.bytes, *message], copy=False, track=True)
         part.on_the_way.append(sent)  # the last chunk leaves last
 
     def _receive(self, peer: zmq.Frame, worker: int, head: Head, chunk: Array) -> None:
