@@ -584,7 +584,7 @@ def validate(
     folder = out or Path("runs") / f"{run_folder.file_name(name)}-validation"
     if server_validation.is_for(points):
         if oversubscribe:
-            raise ScenarioError("--allow-oversubscribe has no influence on workers of parameter servers: they sleep here")
+            raise ScenarioError("--allow-oversubscribe has no influence on workers of parameter servers: they sleep")
         _validate_servers(document, points, folder, repeats, json)
         return
     with run_folder.writing(folder), _progress() as progress:

@@ -107,9 +107,7 @@ def _compose(scenario: Scenario, document: Document, instead: Mapping[str, int])
         _refuse_weights(scenario)
     architecture = None if scenario.model.name is None else shipped_architecture(scenario.model.name)
     method = scenario.schedule.method
-    return Composed(
-        Plan(method, work, partition, profile.name, training, events, architecture, checkpoints), binding
-    )
+    return Composed(Plan(method, work, partition, profile.name, training, events, architecture, checkpoints), binding)
 
 
 def _composed(scenario: Scenario, program: Program, binding: Binding, profile: ModelProfile) -> Composed:

@@ -76,7 +76,8 @@ class Server:
         first = Head(What.VALUES, head.part, head.number, version=part.version)
         for message in chunks(first, part.values.numpy()):
             sent = self._router.send_multipart([peer.bytes, *message], copy=False, track=True)
-        part.on_the_way.append(sent)  # the last chunk leaves last
+        if sent is not None:
+            part.on_the_way.append(sent)  # the last chunk leaves last
 
     def _receive(self, peer: zmq.Frame, worker: int, head: Head, chunk: Array) -> None:
         """A chunk of a gradient; the last one of it changes the part."""
@@ -143,7 +144,7 @@ def _listen(place: Place) -> zmq.Socket[bytes]:
     try:
         router.bind(endpoint)
     except zmq.ZMQError as error:
-        raise BackendFailure(f"cannot listen on {endpoint}: {os.strerror(error.errno)}") from None
+        raise BackendFailure(f"cannot listen on {endpoint}: {os.strerror(error.errno or 0)}") from None
     return router
 
 
