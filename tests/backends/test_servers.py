@@ -425,7 +425,7 @@ def test_a_run_that_lost_its_server_goes_on_as_if_it_had_not(tmp_path: Path) -> 
     with pytest.raises(BackendFailure, match="has all its steps already: ask for more mini_batches"):
         run(plan, binding, SEED, checkpoint=Checkpoint(folder, resume=True))
     other = replace(plan, training=replace(plan.training, learning_rate=0.1))
-    with pytest.raises(BackendFailure, match=r"is of another training: learning_rate 0\.05, not 0\.1"):
+    with pytest.raises(BackendFailure, match=r"which is of another training: learning_rate 0\.05, not 0\.1"):
         run(other, binding, SEED, checkpoint=Checkpoint(folder, resume=True))
 
 
@@ -435,7 +435,7 @@ def test_no_step_is_lost_or_counted_twice_over_several_runs(tmp_path: Path) -> N
     for resume in (False, True):
         checkpoint = Checkpoint(tmp_path, every=10, resume=resume)
         assert Disturbed(plan, binding, "server1", signal.SIGKILL, checkpoint=checkpoint).failure
-    run(plan, binding, compute="sleep", checkpoint=Checkpoint(tmp_path, resume=True))
+    run(plan, binding, SEED, compute="sleep", checkpoint=Checkpoint(tmp_path, resume=True))
     for server in range(2):
         with np.load(Checkpoint(tmp_path).files(server)[0]) as archive:
             (part,) = json.loads(archive["header"].tobytes())["parts"].values()

@@ -25,7 +25,7 @@ from backends.torch.servers.kept import Kept
 from backends.torch.servers.wire import Change
 from sim.errors import BackendFailure
 
-_ENTRY = struct.Struct("<QiiqBqI")
+_ENTRY = struct.Struct("<QiiqBQI")
 """Number of the change, part, worker, step, `Change`, bytes of the gradient, and the CRC of all that and of these."""
 
 
@@ -87,10 +87,14 @@ class Store:
         header = json.dumps({"run": self._run, "number": self._number, "parts": about})
         beside = self._path.with_suffix(".partial")
         with self._telling("write", beside):
-            with beside.open("wb") as file:
-                np.savez(file, header=np.frombuffer(header.encode(), np.uint8), **arrays)  # type: ignore[arg-type]
-                file.flush()
-                os.fsync(file.fileno())
+            try:
+                with beside.open("wb") as file:
+                    np.savez(file, header=np.frombuffer(header.encode(), np.uint8), **arrays)  # type: ignore[arg-type]
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError:
+                beside.unlink(missing_ok=True)
+                raise
             beside.replace(self._path)
             _synchronise(self._path.parent)
             os.ftruncate(self._log, 0)  # after a crash before this, entries up to `number` are passed over
@@ -110,7 +114,7 @@ class Store:
                 raise BackendFailure(f"cannot read {self._path}: no checkpoint of twinrail ({error})") from None
         if different := [key for key in self._run if saved.get(key) != self._run[key]]:
             shown = ", ".join(f"{key} {saved.get(key)}, not {self._run[key]}" for key in different)
-            raise BackendFailure(f"{self._path} is of another training: {shown}")
+            raise BackendFailure(f"cannot go on from {self._path}, which is of another training: {shown}")
         self._number = header["number"]
         for part, kept in self._parts.items():
             names = {name: f"{part}.{name}" for name in ("values", "velocity", "sum")}
@@ -122,11 +126,11 @@ class Store:
     def _repeat(self) -> None:
         """Make the changes of the log once more, up to the first that is not whole."""
         with self._telling("read", self._log_path), open(self._log, "rb", closefd=False) as file:
+            end = os.fstat(self._log).st_size
             while len(entry := file.read(_ENTRY.size)) == _ENTRY.size:
                 *fields, crc = _ENTRY.unpack(entry)
                 number, part, worker, step, what, size = fields
-                payload = file.read(size)
-                if len(payload) < size or _crc(fields, payload) != crc:
+                if size > end - file.tell() or _crc(fields, payload := file.read(size)) != crc:
                     return
                 if number > self._number:
                     kept, self._number = self._parts[part], number
