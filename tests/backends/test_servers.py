@@ -11,21 +11,27 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from analysis import parameter_server, served_steps
 from backends.base import load
 from backends.torch import Outcome, run
 from backends.torch.servers import Checkpoint, Job, Place
+from scenarios.command_line import app
 from scenarios.compose import compose
 from scenarios.load import apply_sets, parse_text
 from scenarios.points import parse_points
@@ -35,7 +41,7 @@ from sim.errors import BackendFailure, UnsupportedPlan
 from sim.ops import OpKind
 from sim.plan import Plan
 from sim.planners import PLANNERS
-from sim.program import Program
+from sim.program import Ask, Program
 from sim.trace import Trace
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install twinrail[torch]")
@@ -109,6 +115,9 @@ def test_a_run_and_its_replay_agree_to_the_last_bit(sets: tuple[str, ...], tmp_p
     assert same(outcome.done.weights, again.weights)
     assert again.losses.items() <= outcome.done.losses.items()
     check_trace(plan, outcome.trace, tmp_path)
+    hardware = outcome.trace.header["hardware"]
+    assert hardware["processes"] == 5
+    assert hardware["oversubscribed"] == ((os.cpu_count() or 1) < 5)
 
 
 def check_trace(plan: Plan, trace: Trace, folder: Path) -> None:
@@ -287,9 +296,46 @@ def test_a_worker_that_stands_still_for_a_while_recovers(consistency: str) -> No
 @pytest.mark.slow
 def test_a_server_that_hangs_ends_the_run() -> None:
     failure = Disturbed(*lasting("cluster.workers=1"), "server0", signal.SIGSTOP, patience_s=2.0).failure
-    assert re.fullmatch(
-        r"nothing moved for 2\.\d* s: server0 after 0[GU]\d+\.0; worker0 after 0[PFB]\d+.*", str(failure)
-    )
+    assert re.fullmatch(r"nothing moved for 2\.2 s: server0 after 0[GU]\d+\.0; worker0 after 0[PFB]\d+.*", str(failure))
+
+
+def test_a_gradient_that_a_dead_worker_was_told_to_add_is_added() -> None:
+    """The parent alone; the test plays its processes. One of two workers is to spare, so one gradient is an update."""
+    from backends.torch.servers.coordinator import Came, Coordinator
+    from backends.torch.servers.crew import Member
+    from backends.torch.servers.job import Adopt, Finished, Go, Ready, Update
+
+    sets = "cluster.workers=2", "cluster.servers=1", "schedule={name: parameter_server, mini_batches: 1}"
+    plan, binding = composed(*sets, "schedule.consistency={backup: 1}")
+    pipes = [Pipe() for _ in range(3)]
+    first, second, server = (theirs for _, theirs in pipes)
+    came: list[Came] = []
+    with ExitStack() as stack:
+        members = [
+            Member(device, binding.devices[device], Mock(), ours, stack.enter_context(tempfile.TemporaryFile()))
+            for device, (ours, _) in enumerate(pipes)
+        ]
+        coordinator = Coordinator(Job(plan, binding, SEED, "sleep"), members, 10.0)
+        playing = threading.Thread(target=lambda: came.append(coordinator.run(lambda pids: None)))
+        playing.start()
+        for line in (first, second):
+            line.send(Ready(1, {}))
+        server.send(Ready(1, {}, "tcp://nowhere", {0: (0, {})}))
+        assert first.recv() == second.recv() == Go({2: "tcp://nowhere"}, 0)
+        for request in (Ask("begin", "worker0", 0), Ask("pushed", "worker0", 0, 0)):
+            first.send(request)
+            assert first.recv().request == request
+        first.close()
+        for order in (Adopt(0, 0, 0), Update(0, 0)):
+            assert server.recv() == order
+            server.send(order)
+        second.send(Ask("begin", "worker1", 0))
+        assert second.recv().answer == 1
+        second.send(Finished({}))
+        playing.join()
+        for line in (second, server, *(ours for ours, _ in pipes)):
+            line.close()
+    assert [member.name for _, member in came[0].lost] == ["worker0"]
 
 
 SCRIPT = """
@@ -644,6 +690,46 @@ def test_refuses_what_has_no_influence(mlp_plan: Any, tmp_path: Path) -> None:
         UnsupportedPlan, match=r"compute: sleep has no influence without schedule\.name: parameter_server"
     ):
         run(*mlp_plan(gpipe.plan(2, 4)), compute="sleep")
+
+
+RUN = "run", "-", "--json"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--compute", "sleep"), "--compute has no influence on backend simulated: use --backend torch\n"),
+        (("--compute", "slep"), "--compute: expected real or sleep, got 'slep'\n"),
+        (("--resume",), "--resume has no influence without --checkpoint DIR\n"),
+        (
+            (
+                "--backend",
+                "torch",
+                "--checkpoint",
+                "x",
+                "--set",
+                "schedule={name: single}",
+                "--set",
+                "parameter_servers=null",
+            ),
+            "checkpoint has no influence without schedule.name: parameter_server\n",
+        ),
+    ],
+)
+def test_options_without_influence_are_refused(options: tuple[str, ...], message: str) -> None:
+    result = CliRunner().invoke(app, [*RUN, *options], input=TEXT)
+    assert (result.exit_code, result.stderr) == (2, message)
+
+
+@pytest.mark.slow
+def test_a_scenario_runs_for_real_and_goes_on(tmp_path: Path) -> None:
+    for more in ((), ("--resume", "--set", "schedule.mini_batches=9")):
+        options = "--backend", "torch", "--compute", "sleep", "--checkpoint", str(tmp_path)
+        result = CliRunner().invoke(app, [*RUN, *options, *more], input=TEXT)
+        assert result.exit_code == 0, result.stderr
+    served = json.loads(result.stdout)["parameter_servers"]
+    assert sum(served["staleness"]["histogram"].values()) > 0
+    assert served["dropped_steps"] == 0
 
 
 # --- the parts

@@ -23,11 +23,11 @@ Array = NDArray[np.floating[Any]]
 class Place(NamedTuple):
     """Where the process of a device runs.
 
-    ``host``: the address on which a server listens, from which a worker connects. ``port``: of a server; 0: a free one.
-    ``prefix``: what its command begins with, such as ``ip netns exec NAME``.
+    ``host``: the address on which a server listens (empty: 127.0.0.1), from which a worker connects (empty: any).
+    ``port``: of a server; 0: a free one. ``prefix``: what its command begins with, such as ``ip netns exec NAME``.
     """
 
-    host: str = "127.0.0.1"
+    host: str = ""
     port: int = 0
     prefix: tuple[str, ...] = ()
 

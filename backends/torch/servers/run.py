@@ -42,8 +42,7 @@ def execute(
     _check_places(job, places)
     _check_folder(job)
     memory = Allocator(job.binding, None, 0, lambda op: "")
-    if job.compute == "sleep":
-        patience_s += max(job.binding.seconds.values())
+    patience_s += _longest_sleep_s(job)
     with crew(job, places) as members:
         came = Coordinator(job, members, patience_s).run(on_start)
         done = records.columns(job.program, [records.read(member.rows) for member in members], came.zero_s)
@@ -52,6 +51,16 @@ def execute(
     header = _header(job, came, float(done.end_s.max()))
     trace = record(ran, job.binding, done[:3], done.start_s, done.end_s, memory.columns(), header)
     return trace, Done({}, _weights(job, came.values), {}, came.losses, {})
+
+
+def _longest_sleep_s(job: Job) -> float:
+    """What a worker may hold still as planned: an exponential time exceeds 20 times its mean once in 5·10⁸."""
+    conditions = job.binding.conditions
+    start_s = max(conditions.latest_start_s.values(), default=0.0)
+    if job.compute == "real":
+        return start_s
+    factor = max((straggler.factor for straggler in conditions.stragglers), default=1.0)
+    return start_s + 20 * max(factor, 1.0) * max(job.binding.seconds.values())
 
 
 def _check_places(job: Job, places: Mapping[int, Place]) -> None:

@@ -140,7 +140,7 @@ def _initial(job: Job) -> list[torch.Tensor]:
 
 def _listen(place: Place) -> zmq.Socket[bytes]:
     router = connector(zmq.ROUTER)
-    endpoint = f"tcp://{place.host}:{place.port or '*'}"
+    endpoint = f"tcp://{place.host or '127.0.0.1'}:{place.port or '*'}"
     try:
         router.bind(endpoint)
     except zmq.ZMQError as error:

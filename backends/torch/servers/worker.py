@@ -59,8 +59,9 @@ class Worker:
         self._line.send(Ready(os.getpid(), {**versions, "zmq": zmq.zmq_version()}))
         go: Go = self._line.recv()
         self._connect(go)
-        latest_s = self._job.binding.conditions.latest_start_s.get(self._actor, 0.0)
-        time.sleep(Draws(self._job.binding.conditions, self._job.seed).start_s(latest_s, self._device))
+        conditions = self._job.binding.conditions
+        latest_s = conditions.latest_start_s.get(self._actor, 0.0)
+        self._line.poll(Draws(conditions, self._job.seed).start_s(latest_s, self._device))  # cut short by its end only
         self._host.start(self._job.program.actors[self._actor]())
         while self._host.actors:
             self._send_pulls()
@@ -76,7 +77,8 @@ class Worker:
         for server, endpoint in go.endpoints.items():
             socket = self._sockets[server] = connector(zmq.DEALER)
             socket.routing_id = str(self._device).encode()
-            socket.connect(endpoint.replace("tcp://", f"tcp://{self._place.host}:0;"))
+            own = f"{self._place.host}:0;" if self._place.host else ""
+            socket.connect(endpoint.replace("tcp://", f"tcp://{own}"))
             self._listen_to(socket, partial(self._heard, socket))
 
     def _listen_to(self, source: object, act: Callable[[], None]) -> None:
