@@ -2,6 +2,7 @@
 
 Read in this order: `backend` turns a plan into a trace, `refusals` says what it cannot honour, `crew` starts the worker
 processes and watches over them, `worker` walks one device's lanes, `kernels` says what an op means on tensors.
+`servers` is the same for programs of parameter servers.
 PyTorch is imported in the workers only.
 """
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from backends.torch.evaluate import score
 from backends.torch.job import Done
 from backends.torch.replay import replay
 from backends.torch.replay_servers import replay_servers
+from backends.torch.threads import one_thread
 from sim.binding import Binding
 from sim.ops import FORWARD_KINDS
 from sim.plan import Plan
@@ -37,16 +37,12 @@ def learn(plan: Plan, binding: Binding, trace: Trace, task: str, learning_rate: 
     """
     plan = replace(plan, training=replace(plan.training, task=task, learning_rate=learning_rate))
     assert plan.architecture is not None
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         if isinstance(plan.work, Program):
             done = replay_servers(plan, trace, round(binding.samples), seed)
         else:
             done = replay(plan, binding, trace, seed)
         test = score(plan.architecture, task, done)
-    finally:
-        torch.set_num_threads(threads)
     seconds, losses = _by_time(plan, trace, done)
     return Learned(seconds, losses, *test)
 

@@ -25,6 +25,7 @@ from backends.torch.fingerprint import fingerprint
 from backends.torch.job import Accelerator
 from backends.torch.pieces import Loss, Piece, Tape, back
 from backends.torch.stage import Stage
+from backends.torch.threads import one_thread
 from backends.torch.weights import VersionedWeights
 from sim.architecture import Architecture
 from sim.errors import BackendFailure
@@ -72,14 +73,10 @@ def profile(
     device: Accelerator = "cpu",
 ) -> Profile:
     """Time ``repeats`` training steps of a classifier on one batch, after ``warm_up`` that do not count."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         bench = _Bench(layers, x, target, training, device)
         steps = [bench.step() for _ in range(warm_up + repeats)][warm_up:]
         return bench.profile(steps)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def profile_shipped(

@@ -11,6 +11,7 @@ from backends.torch.backend import job_of
 from backends.torch.job import Arithmetic, Done
 from backends.torch.kernels import Kernels
 from backends.torch.refusals import accept
+from backends.torch.threads import one_thread
 from sim.binding import Binding
 from sim.ops import TRANSFER_KINDS, OpKind
 from sim.plan import Plan
@@ -34,14 +35,15 @@ def replay(
     """
     schedule = accept(plan, binding, oversubscribe=True)
     job = job_of(plan, binding, seed, arithmetic, keep_gradients=keep_gradients)
-    kernels = Kernels(job, job.devices)
-    for op in _order(trace):
-        kind = OpKind(int(schedule.ops["kind"][op]))
-        if kind is OpKind.ALL_REDUCE:
-            _sum(kernels, op)
-        elif kind not in TRANSFER_KINDS:  # within one process tensors need no transfer
-            kernels.compute(op)
-    return kernels.results()
+    with one_thread():
+        kernels = Kernels(job, job.devices)
+        for op in _order(trace):
+            kind = OpKind(int(schedule.ops["kind"][op]))
+            if kind is OpKind.ALL_REDUCE:
+                _sum(kernels, op)
+            elif kind not in TRANSFER_KINDS:  # within one process tensors need no transfer
+                kernels.compute(op)
+        return kernels.results()
 
 
 def _order(trace: Trace) -> list[int]:

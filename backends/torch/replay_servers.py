@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from backends.torch.data import Batches, initial
 from backends.torch.job import Arithmetic, Done
 from backends.torch.server_state import PartState, flat, places, shaped
+from backends.torch.threads import one_thread
 from sim.errors import BrokenInvariant, UnsupportedPlan
 from sim.ops import OpKind
 from sim.plan import Plan
@@ -31,10 +32,11 @@ def replay_servers(plan: Plan, trace: Trace, samples: int, seed: int = 0, arithm
     """
     if plan.architecture is None:
         raise UnsupportedPlan(f"of model '{plan.model}' only times are known, no layers to run: use a shipped model")
-    replay = _Replay(plan, trace, samples, seed, torch.float32 if arithmetic == "float32" else torch.float64)
-    for op in _writes(trace):
-        replay.do(op)
-    return replay.done()
+    with one_thread():
+        replay = _Replay(plan, trace, samples, seed, torch.float32 if arithmetic == "float32" else torch.float64)
+        for op in _writes(trace):
+            replay.do(op)
+        return replay.done()
 
 
 def _writes(trace: Trace) -> list[int]:

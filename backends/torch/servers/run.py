@@ -21,7 +21,6 @@ from sim.engine.allocator import Allocator
 from sim.errors import UnsupportedPlan
 from sim.recording import record
 from sim.server_binding import about
-from sim.sharding import Part
 from sim.trace import Trace
 
 
@@ -75,6 +74,8 @@ def _check_folder(job: Job) -> None:
     """Whether a checkpoint is where one should be, and nowhere else."""
     if (checkpoint := job.checkpoint) is None:
         return
+    if checkpoint.every < 1:
+        raise UnsupportedPlan(f"checkpoint: every {checkpoint.every} updates: at least 1")
     folder, paths = checkpoint.folder, [checkpoint.files(number)[0] for number in range(len(job.layout.servers))]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -132,7 +133,6 @@ def _weights(job: Job, values: Mapping[int, Array]) -> dict[tuple[int, int], tup
     assert architecture is not None
     model = initial(architecture, job.seed, torch.float32)
     whole = np.empty(sum(parameter.numel() for parameter in model.parameters()), job.arithmetic)
-    parts: tuple[Part, ...] = job.layout.parts
-    for number, place in enumerate(places(model, parts)):
+    for number, place in enumerate(places(model, job.layout.parts)):
         whole[place.numpy()] = values[number]
     return {(0, 0): tuple(weight.numpy() for weight in shaped(torch.from_numpy(whole), model))}

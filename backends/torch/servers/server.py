@@ -38,12 +38,12 @@ class Server:
         }
         self._arriving: dict[tuple[int, int], Array] = {}  # by worker and part
         self._held: dict[tuple[int, int], int] = {}  # the step whose gradient stands there, to be added or dropped
-        self._router = _listen(place)
+        self._router, self._collected = _listen(place), False
         number = job.layout.servers.index(device)
         self._store = Store(job.checkpoint, number, _identity(job), self._parts) if job.checkpoint else None
 
     def live(self) -> None:
-        """Serve until the parent ends the run."""
+        """Serve until the parent collects what is kept, or ends the run."""
         endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         versions = {"torch": str(torch.__version__), "zmq": zmq.zmq_version()}
         kept = {number: (part.version, part.newest) for number, part in self._parts.items()}
@@ -51,11 +51,11 @@ class Server:
         poller = zmq.Poller()
         for source in (self._router, self._line):
             poller.register(source, zmq.POLLIN)
-        while True:
+        while not self._collected:  # what a dead worker had sent and nobody has read comes too late then
             ready = dict(poller.poll())
             if self._line.fileno() in ready:
                 self._told(self._line.recv())
-            if self._router in ready:
+            elif self._router in ready:
                 for frames in messages(self._router):
                     self._heard(*frames)
 
@@ -124,6 +124,7 @@ class Server:
                 if self._store:
                     self._store.save()
                 message = Values({number: part.values.numpy() for number, part in self._parts.items()})
+                self._collected = True
         self._line.send(message)
 
 
