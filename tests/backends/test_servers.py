@@ -679,6 +679,7 @@ def test_refuses_what_has_no_influence(mlp_plan: Any, tmp_path: Path) -> None:
         ({"places": {9: Place()}}, "places: the plan has no device 9"),
         ({"places": {0: Place(port=5000)}}, "places: a port has no influence on worker0, a worker"),
         ({"checkpoint": Checkpoint(tmp_path, resume=True)}, "checkpoint: there is no .*/server0.npz to resume from"),
+        ({"checkpoint": Checkpoint(tmp_path, every=0)}, "checkpoint: every 0 updates: at least 1"),
         ({"checkpoint": Checkpoint(Path("/proc/x"))}, "checkpoint: /proc/x cannot be used: No such file or directory"),
     ):
         with pytest.raises(UnsupportedPlan, match=message):
@@ -748,6 +749,22 @@ def test_a_part_travels_in_chunks_that_say_where_they_belong() -> None:
         found[read.offset : read.offset + len(chunk)] = chunk
     assert len(sent) == 3
     assert np.array_equal(found, values)
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_an_update_leaves_what_is_on_its_way_as_it_was(sent: bool) -> None:
+    from backends.torch.servers.kept import Kept
+    from backends.torch.servers.wire import Change
+
+    part = Kept(torch.zeros(4), composed()[0].training)
+    snapshot = part.values.numpy()
+    part.on_the_way.append(Mock(done=sent))
+    part.change(Change.ADD, 0, 0, np.ones(4, np.float32))
+    assert np.shares_memory(part.values.numpy(), snapshot)
+    part.change(Change.MEAN, 0, 0, None)
+    assert part.values.tolist() == pytest.approx([-RATE] * 4)
+    assert np.shares_memory(part.values.numpy(), snapshot) == sent
+    assert sent or not snapshot.any()
 
 
 def test_half_a_row_of_a_killed_process_is_left_out(tmp_path: Path) -> None:
