@@ -20,6 +20,7 @@ from analysis.queueing.disciplines import GRAINS, variation
 from analysis.queueing.fit import Explanation, Series, extremes, fit
 from analysis.queueing.holdout import Rule, holdout_error, mean_error, posterior_median
 from analysis.text import duration, significant
+from docs import tables_queueing
 from docs.tables import fill, markdown
 from scenarios.series import Group, read_series
 
@@ -154,7 +155,7 @@ FIT: dict[str, Callable[[], str]] = {
     "fit-undecided": fit_undecided,
 }
 """Those of measured series."""
-TABLES = {**FIT}
+TABLES = {**FIT, **tables_queueing.TABLES}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -28,6 +28,7 @@ from sim.program import Layout, Program
 MOST_WORKERS, MOST_SERVERS, STARTS = 256, 64, 8
 """``STARTS``: runs from other random phases where nothing varies enough to forget how it began."""
 Result = dict[str, Any]
+_UNSURE = 0.05
 _COUNTS = re.compile(r"(\d{1,4})\.\.(\d{1,4})|(\d{1,4})(,\d{1,4})*", re.ASCII)
 
 
@@ -165,14 +166,15 @@ def predict(asked: Asked, done: Callable[[], object] = lambda: None) -> Result:
         for servers in asked.servers
         for workers in asked.workers
     ]
-    broken = dict.fromkeys(key for each in networks.values() for key in each.described.broken)
+    unsure = any(each.theory[count - 1].uncertainty > _UNSURE for each in networks.values() for count in asked.workers)
+    found = {key for each in networks.values() for key in each.described.broken} | ({"bunching"} if unsure else set())
     return {
         "scenario": asked.name,
         "steps": _composed(asked.document).plan.work.shape.mini_batches,
         "networks": [_network(each) for each in networks.values()],
         "predictions": predictions,
         "target": _targets(asked, done) if asked.target is not None else None,
-        "broken_assumptions": {key: BROKEN[key] for key in broken},
+        "broken_assumptions": {key: text for key, text in BROKEN.items() if key in found},
     }
 
 
@@ -208,7 +210,7 @@ def _network(found: Network) -> Result:
             "link_in": float(upload.variations[0]),
             "cores": float(upload.variations[1]),
         },
-        "knee": found.theory[0].bounds.knee,
+        "knee": knee if (knee := found.theory[0].bounds.knee) < float("inf") else None,
         "broken_assumptions": list(found.described.broken),
     }
 
@@ -254,6 +256,7 @@ def _prediction(asked: Asked, found: Network, workers: int, servers: int, done: 
         "theory": {
             "method": theory.method,
             "steps_per_s": theory.throughput_per_s,
+            "interval": theory.interval_per_s,
             "staleness": theory.staleness,
             "one_after_another_steps_per_s": theory.one_after_another_per_s,
             "largest_share_steps_per_s": theory.largest_share_per_s,

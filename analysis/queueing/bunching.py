@@ -33,6 +33,8 @@ class Fitted(NamedTuple):
 
 
 FITTED = Fitted()
+UNSURE = 0.5
+"""How far ln κ is off in 1 of 20 networks that bunch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +79,7 @@ class Attraction:
         range_s = len(longest_s) / float((1 / longest_s).sum())
         sharing = max(1 - throughput_per_s * self.think_s / customers, 1e-6)
         beyond = self._beyond(customers, sharing, longest_s, gathered_s)
-        return math.tanh(drift_s * range_s / diffusion_s2 * math.exp(beyond))
+        return math.tanh(drift_s * range_s / diffusion_s2 * math.exp(min(beyond, 50.0)))
 
     def _beyond(self, customers: int, sharing: float, longest_s: Floats, gathered_s: Floats) -> float:
         """What was fitted: few customers, varied service, share of a step in sections, servers, load, unevenness."""

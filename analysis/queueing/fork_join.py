@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.queueing.bounds import Bounds, Interval
-from analysis.queueing.bunching import FITTED, Attraction, Fitted
+from analysis.queueing.bunching import FITTED, UNSURE, Attraction, Fitted
 from analysis.queueing.network import Floats, Network, Station
 from analysis.queueing.slowest import mean_of_slowest
 
@@ -25,6 +25,9 @@ LEAST_VARIATION = 0.1
 """Where nothing varies as much as this (coefficient of variation), steps lock in phase and depend on how they began."""
 _NEARLY_CONSTANT = 1e-4
 """The least coefficient of variation reckoned with, so that logarithms stay finite."""
+
+_UNSURE_APART = 0.02
+"""How far off a throughput without bunching is in 1 of 20 networks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +115,17 @@ def estimates(step: ForkJoin, population: int, fitted: Fitted = FITTED) -> list[
         found.append(Estimate(customers, throughput, gathered_s, residence_s, tuple(queues), bunching))
         bunching = attraction.bunching(customers, throughput, *_taken(passed))
     return found
+
+
+def intervals(step: ForkJoin, population: int) -> list[Interval]:
+    """Where the throughput of 1, 2, … steps at a time is to be expected, by how sure bunching is."""
+    more, less = (
+        estimates(step, population, FITTED._replace(constant=FITTED.constant + change)) for change in (UNSURE, -UNSURE)
+    )
+    return [
+        Interval(slow.throughput_per_s * (1 - _UNSURE_APART), fast.throughput_per_s * (1 + _UNSURE_APART))
+        for slow, fast in zip(more, less, strict=True)
+    ]
 
 
 def bounds(step: ForkJoin, population: int) -> Bounds:

@@ -38,7 +38,7 @@ def _row(found: Mapping[str, Any]) -> tuple[str, ...]:
         str(found["workers"]),
         significant(simulated["steps_per_s"]),
         "–" if interval is None else "–".join(significant(each) for each in interval),
-        significant(theory["steps_per_s"]),
+        f"{significant(theory['steps_per_s'])}{_uncertainty(theory)}",
         f"{100 * found['difference']:+.1f} %",
         *(_figure(theory[f"{key}_steps_per_s"] if several else None) for key in ("one_after_another", "largest_share")),
         f"{significant(limits['lower'])}–{significant(limits['upper'])}",
@@ -46,6 +46,13 @@ def _row(found: Mapping[str, Any]) -> tuple[str, ...]:
         significant(theory["staleness"]),
         f"{busiest['name']} {percent(busiest['utilization'])}",
     )
+
+
+def _uncertainty(theory: Mapping[str, Any]) -> str:
+    if theory["interval"] is None:
+        return ""
+    low, high = theory["interval"]
+    return f" ± {percent((high - low) / 2 / theory['steps_per_s'])}"
 
 
 def _figure(value: float | None) -> str:

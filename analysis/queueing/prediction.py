@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from analysis.queueing import exact, fork_join
-from analysis.queueing.bounds import Bounds
+from analysis.queueing.bounds import Bounds, Interval
 from analysis.queueing.fork_join import ForkJoin
 from analysis.queueing.staleness import Snapshot, staleness
 
@@ -17,20 +17,27 @@ STAGES = (("link out",), ("link in", "cores"))
 class Theory(NamedTuple):
     """What is expected of ``workers``.
 
-    ``method``: ``mva``, exact for processor sharing, or ``fork_join``, an estimate; beside it what exact analysis says
-    of the largest share alone, and of servers visited one after another (``None`` where a step alone cannot use all of
-    a link). ``bottleneck`` is the busiest link or core, with its utilization.
+    ``method``: ``mva``, exact for processor sharing, or ``fork_join``, an estimate with the interval in which 19 of 20
+    simulations lie; beside it what exact analysis says of the largest share alone, and of servers visited one after
+    another (``None`` where a step alone cannot use all of a link). ``bottleneck``: the busiest link or core.
     """
 
     workers: int
     method: Literal["mva", "fork_join"]
     throughput_per_s: float
+    interval_per_s: Interval | None
     one_after_another_per_s: float | None
     largest_share_per_s: float
     bounds: Bounds
     staleness: float
     bottleneck: str
     utilization: float
+
+    @property
+    def uncertainty(self) -> float:
+        """Half of the interval, as a share of the throughput."""
+        low, high = self.interval_per_s or (0.0, 0.0)
+        return (high - low) / 2 / self.throughput_per_s
 
 
 def theories(step: ForkJoin, most: int, servers: Sequence[str], snapshot: Snapshot) -> list[Theory]:
@@ -39,6 +46,7 @@ def theories(step: ForkJoin, most: int, servers: Sequence[str], snapshot: Snapsh
     longest, in_turn = step.largest_share(), step.one_after_another()
     optimistic, pessimistic = (exact.throughputs_per_s(network, most) for network in (longest, in_turn))
     is_exact, whole = len(servers) == 1, all(section.cores[0] == 1 for section in step.sections)
+    sure = [None] * most if is_exact else fork_join.intervals(step, most)
     theory = []
     for number, estimate in enumerate(found):
         if is_exact:
@@ -53,6 +61,7 @@ def theories(step: ForkJoin, most: int, servers: Sequence[str], snapshot: Snapsh
                 workers=number + 1,
                 method="mva" if is_exact else "fork_join",
                 throughput_per_s=rate,
+                interval_per_s=sure[number],
                 one_after_another_per_s=float(pessimistic[number]) if whole else None,
                 largest_share_per_s=float(optimistic[number]),
                 bounds=fork_join.bounds(step, number + 1),

@@ -23,16 +23,16 @@ def staleness(fewer: Estimate | None, now: Estimate, snapshot: Snapshot) -> Floa
 
     In the cycle from one read to the next each of the W − 1 others updates once, W − 1 in all. Of these, some come
     while a worker that is done with this server waits for its slowest upload: at the others' rate where steps pass
-    independently, all within an upload where they pass together. And some, where servers read on delivery, come during
-    the download: as many as stand there when one worker is away, Q(W − 1). So one server has W − 1 and
-    W − 1 − Q_dl(W − 1).
+    independently, half of them where all pass together. And some, where servers read on delivery, come during the
+    download: as many as stand there when one worker is away, Q(W − 1), and none where all download together. So one
+    server has W − 1, and W − 1 − Q_dl(W − 1).
     """
-    workers, others = now.population, now.population - 1
-    upload_s = now.gathered_s[-1]
-    waited_s = upload_s - now.residence_s[-1].sum(0)
-    apart_per_s = now.throughput_per_s * others / workers
-    together_per_s = others / upload_s if upload_s else 0.0
-    after = waited_s * (apart_per_s + now.bunching * (together_per_s - apart_per_s))
-    missed = np.zeros_like(after) if snapshot == "on_request" or fewer is None else fewer.queue_lengths[0].sum(0)
+    others = now.population - 1
+    waited_s = now.gathered_s[-1] - now.residence_s[-1].sum(0)
+    apart = now.throughput_per_s * others / now.population * waited_s
+    after = apart + now.bunching * (others / 2 - apart)
+    missed = np.zeros_like(after)
+    if snapshot == "on_delivery" and fewer is not None:
+        missed = fewer.queue_lengths[0].sum(0) * (1 - now.bunching)
     stale: Floats = np.maximum(others - after - missed, 0.0)
     return stale
