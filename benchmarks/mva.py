@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -22,8 +23,7 @@ def measure() -> list[Row]:
         if abs(fast / slow - 1) > 1e-10:
             raise RuntimeError(f"{fast} and {slow} customers a second")
         ours_s, reference_s = side_by_side(
-            lambda demands_s=demands_s: recursion(demands_s, THINK_S, CUSTOMERS),
-            lambda as_list=as_list: _plain(as_list, THINK_S, CUSTOMERS),
+            partial(recursion, demands_s, THINK_S, CUSTOMERS), partial(_plain, as_list, THINK_S, CUSTOMERS)
         )
         name = f"exact MVA, {CUSTOMERS} customers, {stations} stations"
         if most_s:

@@ -95,8 +95,8 @@ def birth_and_death(population: int, service: int, servers: int, think: int) -> 
     weights = [Fraction(1)]
     for j in range(1, population + 1):
         weights.append(weights[-1] * (population - j + 1) * service / (think * min(j, servers)))
-    served = sum(min(j, servers) * weight for j, weight in enumerate(weights))
-    return served / (sum(weights) * service)
+    served = sum((min(j, servers) * weight for j, weight in enumerate(weights)), Fraction(0))
+    return served / (sum(weights, Fraction(0)) * service)
 
 
 def test_the_station_that_turns_the_textbook_recursion_negative() -> None:
@@ -172,6 +172,11 @@ def delay(customers: int) -> float:
     return float(customers)
 
 
+def speed_of(station: Station, population: int) -> Speed:
+    table = station.speeds(population)
+    return delay if station.is_delay else lambda customers: float(table[customers - 1])
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_several_classes_against_every_state(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -203,10 +208,7 @@ LOAD_DEPENDENT = [
 @pytest.mark.parametrize("population", [1, 2, 5, 9])
 def test_load_dependent_stations_against_every_state(chosen: tuple[Station, ...], population: int) -> None:
     found = exact.solve(Network(chosen, 1.7), population)
-    speeds: list[Speed] = [delay]
-    for station in chosen:
-        table = station.speeds(population)
-        speeds.append(delay if station.is_delay else lambda customers, table=table: float(table[customers - 1]))
+    speeds: list[Speed] = [delay, *(speed_of(station, population) for station in chosen)]
     service = np.array([[1.7, *(station.demand_s for station in chosen)]])
     throughputs, queues = every_state(service, [population], speeds)
     assert found.throughput_per_s == pytest.approx(throughputs[0], rel=1e-10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def test_solve_several_servers_and_a_delay() -> None:
 def test_solve_two_classes() -> None:
     known, names = case("Two-class"), ("a", "b")
 
-    def by_class(values: list[Any]) -> dict[str, Any]:
+    def by_class(values: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(names, values, strict=True))
 
     stations = [
