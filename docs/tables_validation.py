@@ -1,27 +1,28 @@
-"""The table of parameter servers in ``validation.md``, from a folder that ``twinrail validate`` wrote.
+"""The table of parameter servers in ``validation.md``, from folders that ``twinrail validate`` wrote.
 
 ``twinrail validate scenarios/library/ps-limited-bandwidth.yaml --out FOLDER``, then ``python -m docs.tables_validation
-FOLDER``: once, on a machine that has little else to do. No test repeats it.
+FOLDER …``: once, on a machine that has little else to do. No test repeats it.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from analysis.text import duration, significant
 from docs.tables import fill, markdown
+from scenarios.server_validation import verdict
 
 PAGE = Path(__file__).parent / "validation.md"
 NAME = "servers"
 
 
-def servers(folder: Path) -> str:
+def servers(folders: Sequence[Path]) -> str:
     """A row for each group of points, a column for each number of workers."""
-    cells = json.loads((folder / "validation.json").read_text("utf-8"))
-    verdict = (folder / "table.txt").read_text("utf-8").splitlines()[-1]
+    cells = [cell for folder in folders for cell in json.loads((folder / "validation.json").read_text("utf-8"))]
     workers = sorted({cell["workers"] for cell in cells})
     groups = list(dict.fromkeys(cell["group"] for cell in cells))
     rows = []
@@ -31,7 +32,7 @@ def servers(folder: Path) -> str:
         busiest = duration(max(demands["downlink_s"] + demands["uplink_s"]))
         found = [_figures(mine[count]) if count in mine else "" for count in workers]
         rows.append([group, duration(demands["think_s"]), busiest, *found])
-    return markdown(["points", "Z", "D", *map(str, workers)], rows) + f"\n\n{verdict}."
+    return markdown(["points", "Z", "D", *map(str, workers)], rows) + f"\n\n{verdict(cells)}."
 
 
 def _figures(cell: dict[str, Any]) -> str:
@@ -42,7 +43,7 @@ def _figures(cell: dict[str, Any]) -> str:
 
 def main() -> None:
     """Fill the page."""
-    PAGE.write_text(fill(PAGE.read_text("utf-8"), {NAME: servers(Path(sys.argv[1]))}), "utf-8")
+    PAGE.write_text(fill(PAGE.read_text("utf-8"), {NAME: servers([*map(Path, sys.argv[1:])])}), "utf-8")
 
 
 if __name__ == "__main__":

@@ -610,10 +610,12 @@ def _validate_servers(document: Document, points: Sequence[Point], folder: Path,
         found = server_validation.validate(
             points, folder, repeats, lambda what: progress.update(task, advance=1, description=what)
         )
-    table = _render(server_validation.COLUMNS, server_validation.rows(found)) + server_validation.verdict(found) + "\n"
+    figures = server_validation.as_json(found)
+    table = _render(server_validation.COLUMNS, server_validation.rows(found))
+    table += f"{server_validation.verdict(figures)}\n"
     server_validation.write(folder, document, found, table)
     if json:
-        typer.echo(run_folder.to_json(server_validation.as_json(found)), nl=False)
+        typer.echo(run_folder.to_json(figures), nl=False)
         return
     typer.echo(table, nl=False)
     typer.echo(f"{folder}: validation.json, throughput.png, captures of one worker, traces of all runs", err=True)

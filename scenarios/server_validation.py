@@ -8,7 +8,7 @@ what the machine does meanwhile decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -179,19 +179,19 @@ def _predict(point: Point, demands: Demands) -> Predicted:
     return server_demands.predict(composed, demands, point.scenario.seed)
 
 
-def verdict(cells: Sequence[Cell]) -> str:
-    """How good both predictions are, over all valid points."""
-    valid = [cell for cell in cells if cell.is_valid]
-    counted = f"{len(valid)} of {len(cells)} points valid (host at most {percent(BUSY)} busy)"
-    texts = [_quality(name, [cell for cell in valid if name in cell.errors]) for name in ("simulated", "theory")]
+def verdict(found: Sequence[Mapping[str, Any]]) -> str:
+    """How good both predictions are, over all valid points; ``found`` as `as_json` gives them."""
+    valid = [cell for cell in found if cell["valid"]]
+    counted = f"{len(valid)} of {len(found)} points valid (host at most {percent(BUSY)} busy)"
+    texts = [_quality(name, [cell for cell in valid if name in cell["errors"]]) for name in ("simulated", "theory")]
     return "; ".join([counted, *filter(None, texts)])
 
 
-def _quality(name: str, cells: Sequence[Cell]) -> str:
+def _quality(name: str, cells: Sequence[Mapping[str, Any]]) -> str:
     if not cells:
         return ""
-    typical = float(np.median([abs(cell.errors[name]) for cell in cells]))
-    steady = [abs(cell.errors[name]) for cell in cells if cell.spread < STEADY]
+    typical = float(np.median([abs(cell["errors"][name]) for cell in cells]))
+    steady = [abs(cell["errors"][name]) for cell in cells if cell["spread"] < STEADY]
     worst = max(steady, default=0.0)
     close = "within" if typical <= TYPICAL_ERROR and worst <= WORST_ERROR else "outside"
     text = f"{name}: median error {100 * typical:.1f} %, most {100 * worst:.1f} % of {len(steady)} steady points"

@@ -62,10 +62,10 @@ ip -n p-server0 address add 10.0.0.2/32 dev eth0
 ip -n p-server0 link set dev eth0 up
 ip -n p-server0 route add 10.0.0.0/8 dev eth0 src 10.0.0.2 congctl cubic
 ip -n p-switch link set dev port1 master switch up
-tc -n p-server0 qdisc add dev eth0 root handle 1: tbf rate 12500000bps burst 12500 limit 250000
-tc -n p-server0 qdisc add dev eth0 parent 1:1 netem delay 50us limit 166
-tc -n p-switch qdisc add dev port1 root handle 1: tbf rate 12500000bps burst 12500 limit 250000
-tc -n p-switch qdisc add dev port1 parent 1:1 netem delay 50us limit 166
+tc -n p-server0 qdisc add dev eth0 root handle 1: tbf rate 12500000bps burst 12500 limit 64000
+tc -n p-server0 qdisc add dev eth0 parent 1:1 netem delay 50us limit 43
+tc -n p-switch qdisc add dev port1 root handle 1: tbf rate 12500000bps burst 12500 limit 64000
+tc -n p-switch qdisc add dev port1 parent 1:1 netem delay 50us limit 43
 """
 
 
@@ -91,7 +91,7 @@ def test_what_a_link_is_given_is_its_own() -> None:
         "tc -n p-server0 qdisc add dev eth0",
         "tc -n p-switch qdisc add dev port1",
     ]
-    assert all(command.endswith("tbf rate 125000000bps burst 125000 limit 2500000") for command in shaped[:2])
+    assert all(command.endswith("tbf rate 125000000bps burst 125000 limit 625000") for command in shaped[:2])
     assert all(command.endswith("tbf rate 1250000bps burst 3200 limit 64000") for command in shaped[2:])
 
 

@@ -145,6 +145,10 @@ def cell(
     return Cell("one", 2, alone, Predicted(simulated, theory, ()), runs)
 
 
+def verdict(*cells: Cell) -> str:
+    return server_validation.verdict(server_validation.as_json(cells))
+
+
 def test_a_cell_counts_the_median_and_half_of_the_range() -> None:
     found = cell((10.0, 12.0, 9.0))
     assert (found.measured, found.spread) == (10.0, pytest.approx(0.15))
@@ -163,13 +167,13 @@ def test_the_verdict_counts_valid_points_and_the_worst_of_steady_ones() -> None:
     good, wild = cell((10.0, 10.1, 9.9), simulated=9.5), cell((10.0, 15.0, 5.0), simulated=20.0)
     hot = cell((10.0,) * 3, (1.0,) * 3, simulated=30.0)
     off = cell((10.0,) * 3, simulated=8.0)
-    text = server_validation.verdict([good, good, wild, hot])
+    text = verdict(good, good, wild, hot)
     assert text.startswith(
         "3 of 4 points valid (host at most 80 % busy); simulated: median error 5.0 %, most 5.0 % of 2 "
     )
     assert "within 8 % and 15 %" in text.split("; ")[1]
-    assert "outside 8 % and 15 %" in server_validation.verdict([good, good, off]).split("; ")[1]
-    assert server_validation.verdict([hot]) == "0 of 1 points valid (host at most 80 % busy)"
+    assert "outside 8 % and 15 %" in verdict(good, good, off).split("; ")[1]
+    assert verdict(hot) == "0 of 1 points valid (host at most 80 % busy)"
 
 
 def test_one_worker_is_captured_for_each_group_and_repeats_take_turns(
@@ -257,14 +261,16 @@ def test_the_shipped_scenario_fits_on_a_testbed() -> None:
 def test_the_page_has_a_table_of_what_was_measured(tmp_path: Path) -> None:
     """It is of some machine on some day: here only its form."""
     cells = [cell((10.0,) * 3), cell((20.0,) * 3, (0.9,) * 3, theory=None)._replace(workers=3)]
-    (tmp_path / "validation.json").write_text(json.dumps(server_validation.as_json(cells)))
-    (tmp_path / "table.txt").write_text("a table\nits verdict\n")
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder, one in zip(folders, cells, strict=True):
+        folder.mkdir()
+        (folder / "validation.json").write_text(json.dumps(server_validation.as_json([one])))
     expected = """| points | Z | D | 2 | 3 |
 | --- | ---: | ---: | ---: | ---: |
 | one | 50.0 ms | 80.0 ms | 10.0 (-10, +10) | *20.0 (-55)* |
 
-its verdict."""
-    assert tables_validation.servers(tmp_path) == expected
+"""
+    assert tables_validation.servers(folders) == f"{expected}{verdict(*cells)}."
     page = tables_validation.PAGE.read_text("utf-8")
     assert len(re.findall(r"^<!-- /?servers -->$", page, re.MULTILINE)) == 2
     for scenario in re.findall(r"scenarios/library/[\w.-]+\.yaml", page):

@@ -76,8 +76,8 @@ class Server:
         first = Head(What.VALUES, head.part, head.number, version=part.version)
         for message in chunks(first, part.values.numpy()):
             sent = self._router.send_multipart([peer.bytes, *message], copy=False, track=True)
-        if sent is not None:
-            part.on_the_way.append(sent)  # the last chunk leaves last
+            assert sent is not None
+            part.on_the_way.append(sent)  # each: a short last chunk is copied at once, while longer ones still wait
 
     def _receive(self, peer: zmq.Frame, worker: int, head: Head, chunk: Array) -> None:
         """A chunk of a gradient; the last one of it changes the part."""

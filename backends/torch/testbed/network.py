@@ -16,8 +16,8 @@ from sim.errors import UnsupportedPlan
 
 INTERFACE, SWITCH = "eth0", "switch"
 
-QUEUE_S, LEAST_QUEUE_BYTES = 0.02, 64_000
-"""How much waits before a link, at its rate: what a switch of its speed has room for."""
+QUEUE_S, LEAST_QUEUE_BYTES = 0.005, 64_000
+"""How much may wait before a link, at its rate: little, as in a switch, for requests wait behind gradients there."""
 
 BURST_S, LEAST_BURST_BYTES = 0.001, 3_200
 """What may pass at once after a pause: longer than a timer is late, and no less than two frames."""
