@@ -88,6 +88,10 @@ def _refuse_contention(schedule: Schedule, binding: Binding) -> None:
             if link.kind in ("fifo", "fair_share"):
                 raise UnsupportedPlan(f"link '{link.name}' is {link.kind}: use backend simulated")
     lanes = Counter(lane.device for lane in schedule.lanes if lane.computes)
+    if binding.cluster.cores is not None and binding.cluster.cores < lanes.total():
+        raise UnsupportedPlan(
+            f"{lanes.total()} compute lanes share {binding.cluster.cores} cores: use backend simulated"
+        )
     for device, count in lanes.items():
         node = binding.cluster.node(binding.devices[device])
         if count > 1 and (node.gain is None or node.gain < count):

@@ -176,6 +176,8 @@ def _links_of_devices(cluster: Mapping[str, Any]) -> Iterator[Wrong]:
         yield Wrong(("cluster", "link", "kind"), "has no influence without cluster.nic")
     if "devices" not in cluster:
         return
+    if "cores" in cluster and "concurrency" in cluster:
+        yield Wrong(("cluster", "concurrency"), "has no influence beside cores, which all compute lanes share")
     if link is None and _count(cluster, "devices") != 1:
         yield Wrong(("cluster", "link"), "missing: what joins the devices, such as {kind: fifo, bandwidth: 12 GB/s}")
     if isinstance(link, dict) and "kind" not in link:

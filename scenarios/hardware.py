@@ -62,7 +62,7 @@ def _equal_devices(section: ClusterSection, count: int) -> Cluster:
     if section.host is not None:
         nodes.append(Node("host", "host", device_spec(section.host)))
     link = section.link or LinkSettings(kind="latency")
-    return Cluster(f"{count} devices", tuple(nodes), [], between_all=_link("", "", link, None))
+    return Cluster(f"{count} devices", tuple(nodes), [], between_all=_link("", "", link, None), cores=section.cores)
 
 
 def _star(section: ClusterSection, workers: int) -> Cluster:

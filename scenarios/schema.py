@@ -168,7 +168,8 @@ class Cluster(Section):
     """Where it is trained: a preset and what differs, N equal devices, nodes and links, or workers around a switch.
 
     Of ``workers`` and ``servers`` (hosts) around a switch ``nic`` is what each carries in and out, and ``link`` the
-    kind and the latency of the way from one to another.
+    kind and the latency of the way from one to another. Where the devices are processes of one machine, they share its
+    ``cores``.
     """
 
     one_of = ALTERNATIVES["cluster"]
@@ -176,6 +177,7 @@ class Cluster(Section):
         "device": ("preset", "devices", "workers"),
         "link": ("preset", "devices", "workers"),
         "concurrency": ("preset", "devices"),
+        "cores": ("devices",),
         "host": ("devices", "workers"),
         "servers": ("workers",),
         "nic": ("workers",),
@@ -189,6 +191,7 @@ class Cluster(Section):
     nic: Nics | None = None
     link: LinkSettings | None = None
     concurrency: Concurrency | None = None
+    cores: Count | None = None
     nodes: Annotated[Many[ClusterNode], Field(min_length=1, max_length=MAX_DEVICES)] | None = None
     links: Many[Link] | None = None
 

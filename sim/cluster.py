@@ -56,6 +56,7 @@ class Cluster:
 
     ``between_all`` is how every two nodes are joined where there is no topology: a link of their own for each pair and
     direction, added to ``links`` when a route first asks for it (a mesh of N devices has N² links and plans use N).
+    ``cores``: of the one host on which all nodes are processes; ``None``: each computes by itself.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Cluster:
     links: list[Link]
     source: str = ""
     between_all: Link | None = None
+    cores: int | None = None
     _routes: dict[tuple[str, str], tuple[int, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property

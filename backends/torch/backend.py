@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.torch import crew, servers
+from backends.torch import crew, ranks, servers
 from backends.torch.fingerprint import cpu, gpus
 from backends.torch.job import Accelerator, Arithmetic, Done, Job
 from backends.torch.refusals import accept
@@ -83,7 +83,8 @@ def run(
     schedule = accept(plan, binding, oversubscribe or accelerator == "cuda")
     memory = Allocator(binding, plan.events, len(schedule), lambda op: str(schedule.id(op)))
     job = job_of(plan, binding, seed, arithmetic, accelerator, keep_gradients, count_memory)
-    start_s, end_s, done, version = crew.work(job, binding.devices, patience_s, on_start)
+    work = ranks.work if ranks.started() else crew.work
+    start_s, end_s, done, version = work(job, binding.devices, patience_s, on_start)
     _hold_channels(schedule, start_s, end_s)
     _play(memory, start_s, end_s)
     columns = schedule.ops, schedule.lanes, schedule.order

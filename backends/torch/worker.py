@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,13 +73,23 @@ class Board:
             self._news.notify_all()
 
 
+class Line(Protocol):
+    """The end of a connection to the parent, as far as a worker uses it."""
+
+    def send(self, message: Any, /) -> None:
+        """Tell the parent."""
+
+    def recv(self) -> Any:
+        """What the parent tells."""
+
+
 class Worker:
     """The lanes of one device."""
 
     _kernels: Kernels
     _groups: dict[tuple[int, ...], Any]
 
-    def __init__(self, job: Job, device: int, parent: Connection, board: Board) -> None:
+    def __init__(self, job: Job, device: int, parent: Line, board: Board) -> None:
         self._job, self._schedule, self._device, self._parent, self._board = job, job.schedule, device, parent, board
         self._here = known_on(job.schedule, device)
         self._reporting, self._failed = threading.Lock(), False
@@ -101,7 +111,7 @@ class Worker:
             self._parent.send(self._kernels.results())
 
     def _set_up(self, meeting: str) -> str:
-        """Make the kernels and meet the peers over the loopback interface; the version of PyTorch."""
+        """Make the kernels and meet the peers, on one machine over its loopback interface; the version of PyTorch."""
         import torch
         import torch.distributed as dist
 
@@ -109,7 +119,8 @@ class Worker:
 
         torch.set_num_threads(1)
         self._kernels = Kernels(self._job, (self._device,))
-        os.environ["GLOO_SOCKET_IFNAME"] = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+        if meeting.startswith("file:"):  # all on this machine
+            os.environ["GLOO_SOCKET_IFNAME"] = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
         devices = self._job.devices
         dist.init_process_group(
             "gloo",

@@ -1,4 +1,4 @@
-"""How the compute lanes of one device share it."""
+"""How compute lanes share a device, or devices that are processes the cores of their host."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class Exclusive:
 
 
 class Shared:
-    """Processor sharing: while two or more lanes are busy their combined speed is ``gain`` and each has an equal share.
+    """Processor sharing: busy lanes run at full speed up to a combined speed of ``most``, then at equal shares of it.
 
     Kept in virtual time, the seconds of work each running op has received: an op ends when virtual time has
     advanced by its seconds, so a start or an end costs O(log n) and nothing drifts.
     """
 
-    def __init__(self, core: Core, gain: float) -> None:
-        self._core, self._gain = core, gain
+    def __init__(self, core: Core, most: float) -> None:
+        self._core, self._most = core, most
         self._ends: list[tuple[float, int]] = []  # virtual end of each running op
         self._virtual = self._since = 0.0
         self._wakes = 0
 
     @property
     def _speed(self) -> float:
-        return 1.0 if len(self._ends) < 2 else self._gain / len(self._ends)
+        return min(1.0, self._most / len(self._ends))
 
     def request(self, op: int) -> None:
         """See `Station`."""

@@ -33,10 +33,6 @@ class InTurn:
 class ProcessorSharing(Shared):
     """All ops share the cores equally; none runs faster than one core does."""
 
-    @property
-    def _speed(self) -> float:
-        return min(1.0, self._gain / len(self._ends))
-
     def withdraw(self, op: int) -> None:
         """Forget an op: it runs no more."""
         self._advance()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -47,6 +48,8 @@ class Scene:
         self._fifo = Fifo(core, self.payloads, binding.cluster.links)
         self._fair = FairShare(core, self.payloads, binding.cluster.links)
         self._devices: dict[int, Station | None] = {}
+        cores, lanes = binding.cluster.cores, math.inf if compute_lanes is None else sum(compute_lanes.values())
+        self._cores = None if cores is None or cores >= lanes else Shared(core, cores)
 
     def set_bandwidth(self, link: int, bytes_per_s: float | None) -> None:
         """What a ``fair_share`` or ``fifo`` link carries from now on; ``None``: its own bandwidth again."""
@@ -87,6 +90,8 @@ class Scene:
         return self._devices[device]
 
     def _make_device(self, device: int) -> Station | None:
+        if self._cores is not None:
+            return self._cores
         if device in self._binding.conditions.services:
             return serve(self._core, self._binding.conditions.services[device])
         node = self._binding.cluster.node(self._binding.devices[device])

@@ -158,9 +158,9 @@ def test_a_kernel_without_netem_says_what_to_leave_out(monkeypatch: pytest.Monke
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="no /proc/stat: how busy cores are is read there")
 def test_how_busy_the_host_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = iter([[100, 0, 50, 800, 50, 0, 0, 0], [130, 0, 60, 840, 60, 0, 5, 5]])
+    ticks = iter([[100, 0, 50, 800, 50, 0, 0, 0], [130, 20, 60, 820, 60, 0, 5, 5]])
     monkeypatch.setattr(host, "_ticks", lambda: next(ticks))
-    assert host.watch()() == pytest.approx(50 / 100)  # of 100 ticks 40 idle, 10 waiting for a disk
+    assert host.watch()() == pytest.approx(50 / 100)  # of 100 ticks 20 niced, 20 idle, 10 waiting for a disk
     monkeypatch.undo()
     assert 0 <= host.watch()() <= 1
 

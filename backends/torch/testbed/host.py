@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-_IDLE = 3, 4  # idle, and waiting for a disk: proc(5)
+_IDLE = 1, 3, 4  # niced, which gives way; idle; waiting for a disk: proc(5)
 _COUNTED = 8  # guests are in the others already
 
 
 def watch() -> Callable[[], float]:
-    """Start to watch the cores: what it returns tells the share of their time that was used since."""
+    """Start to watch the cores: what it returns tells the share of their time that was used since, niced work aside."""
     before = _ticks()
 
     def used() -> float:
