@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check docs bench clean
 
 demo: .venv/run
 	$(BIN)/twinrail sweep scenarios/library/vgg16-4gpu-pcie.yaml --out runs/demo
@@ -15,6 +15,9 @@ check: .venv/check
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 bench: .venv/run
 	$(BIN)/python -m benchmarks
@@ -29,6 +32,10 @@ clean:
 
 .venv/test: .venv/run
 	$(PIP) --editable .[test]
+	touch $@
+
+.venv/docs: .venv/run
+	$(PIP) --editable .[docs]
 	touch $@
 
 .venv/check: .venv/test

@@ -25,5 +25,5 @@ def main() -> None:
 
 def _shadow() -> str | None:
     """The file that Python found for ``sim`` where it is not ours."""
-    ours, found = Path(str(scenarios.__file__)).parent.parent, Path(str(sim.__file__)).parent.parent
+    ours, found = (Path(str(package.__file__)).resolve().parent.parent for package in (scenarios, sim))
     return None if ours == found else str(sim.__file__)
