@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
@@ -13,8 +14,9 @@ from scenarios.architecture import shipped_architecture
 from scenarios.document import Document
 from scenarios.hardware import build_cluster
 from scenarios.parameter_servers import compose_servers
+from scenarios.planned import HoldsLanes, Ordered, Planned
 from scenarios.profiles import build_profile
-from scenarios.schema import Memory, Scenario
+from scenarios.schema import Checkpoint, Memory, Scenario
 from sim import pipedream_partitioner
 from sim.antichains import chain_states
 from sim.binding import Binding, Figures, bind
@@ -45,8 +47,15 @@ class Composed(NamedTuple):
     binding: Binding
 
 
-def compose(scenario: Scenario, document: Document, instead: Mapping[str, int] | None = None) -> Composed:
+def compose(
+    scenario: Scenario,
+    document: Document,
+    instead: Mapping[str, int] | None = None,
+    planned: Planned | None = None,
+) -> Composed:
     """Plan a scenario and put figures on it; ``instead`` replaces counts of its schedule, of micro-batches as large.
+
+    ``planned`` are schedules made before, for scenarios that differ in figures only: the same with it and without.
 
     Raises
     ------
@@ -54,25 +63,25 @@ def compose(scenario: Scenario, document: Document, instead: Mapping[str, int] |
     UnsupportedPlan : a combination that the schedule cannot honour.
     """
     try:
-        return _compose(scenario, document, instead or {})
+        return _compose(scenario, document, instead or {}, planned or Planned())
     except ScenarioError as error:
         raise ScenarioError.of([document.placed(fault) for fault in error.faults]) from None
 
 
-def _compose(scenario: Scenario, document: Document, instead: Mapping[str, int]) -> Composed:
-    cluster = build_cluster(scenario.cluster)
+def _compose(scenario: Scenario, document: Document, instead: Mapping[str, int], planned: Planned) -> Composed:
+    cluster = build_cluster(scenario.cluster, document.directory("cluster.file"))
     keys = {**planner_keys(scenario, cluster), **instead}
     if scenario.schedule.name == "parameter_server":
         _refuse_weights(scenario)
         return _composed(scenario, *compose_servers(scenario, document, cluster, keys, _provenance))
-    work, recorded = _work(scenario, document, keys)
+    work, recorded = _work(scenario, document, keys, planned)
     shape = work.shape
     devices = _devices(scenario, cluster, work)
     samples, per_micro_batch = _samples(scenario, shape, keys)
     profile = build_profile(scenario, document, cluster, shape.stages, per_micro_batch)
     partition = _partition(scenario, profile, work, cluster, devices)
     _check_buckets(keys, profile)
-    checkpoints = _checkpoints(scenario, profile, partition)
+    checkpoints = checkpoints_of(scenario.memory.checkpoint, profile, partition)
     training = Training(**scenario.training.model_dump())
     uniform, capacity, allocator = scenario.model.uniform, scenario.memory.capacity, _allocation(scenario.memory)
     binding = bind(
@@ -94,20 +103,34 @@ def _compose(scenario: Scenario, document: Document, instead: Mapping[str, int])
             allocator=allocator,
         ),
     )
-    if "costs" in _parameters(scenario):
+    by_costs = "costs" in _parameters(scenario)
+    if by_costs:
         work = PLANNERS[scenario.schedule.method](**keys, costs=StageCosts.of(work, binding))
     events = None
     if isinstance(work, Schedule):
-        work = schedule_csv.without_lanes(_weigh(scenario, work, keys), binding.holds_lanes)
-        if scenario.memory.checkpoint is not None:
-            work = rematerialize.apply(work)
-        work = transfers.apply(work, binding.holds_lanes)
-        events = buffers.apply(work)
+        known = Planned() if by_costs or scenario.schedule.csv is not None else planned
+        make = partial(_ordered, scenario, work, keys)
+        work, events = known.ordered(_key_of_passes(scenario, keys), binding.holds_lanes, make)
     else:
         _refuse_weights(scenario)
     architecture = None if scenario.model.name is None else shipped_architecture(scenario.model.name)
     method = scenario.schedule.method
     return Composed(Plan(method, work, partition, profile.name, training, events, architecture, checkpoints), binding)
+
+
+def _ordered(scenario: Scenario, work: Schedule, keys: Mapping[str, Any], holds_lanes: HoldsLanes) -> Ordered:
+    """The schedule with its passes applied. Only what `_key_of_passes` holds may decide here."""
+    work = schedule_csv.without_lanes(_weigh(scenario, work, keys), holds_lanes)
+    if scenario.memory.checkpoint is not None:
+        work = rematerialize.apply(work)
+    work = transfers.apply(work, holds_lanes)
+    return Ordered(work, buffers.apply(work))
+
+
+def _key_of_passes(scenario: Scenario, keys: Mapping[str, Any]) -> str:
+    given = scenario.schedule
+    choices = given.weights, given.predict, scenario.training.optimizer, scenario.memory.checkpoint is not None
+    return repr((given.method, dict(keys), choices))
 
 
 def _composed(scenario: Scenario, program: Program, binding: Binding, profile: ModelProfile) -> Composed:
@@ -133,10 +156,13 @@ def _parameters(scenario: Scenario) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(PLANNERS[name]).parameters if name is not None else {}
 
 
-def _work(scenario: Scenario, document: Document, keys: Mapping[str, Any]) -> tuple[Schedule | Program, dict[str, Any]]:
+def _work(
+    scenario: Scenario, document: Document, keys: Mapping[str, Any], planned: Planned
+) -> tuple[Schedule | Program, dict[str, Any]]:
     """What the scenario's planner makes, or what its file holds, with the provenance of the file."""
+    method = scenario.schedule.method
     if scenario.schedule.csv is None:
-        return PLANNERS[scenario.schedule.method](**keys), {}
+        return planned.work(repr((method, dict(keys))), partial(PLANNERS[method], **keys)), {}
     recorded = read_csv(scenario, document, keys.get("mini_batches", 1))
     source = f"{scenario.schedule.csv}, {recorded.dialect} dialect"
     return recorded.schedule, {"schedule": {"origin": "recorded", "source": source}}
@@ -180,9 +206,10 @@ def _samples(scenario: Scenario, shape: Shape, keys: Mapping[str, Any]) -> tuple
     return batch * share, batch / (micro_batches * shape.replicas)
 
 
-def _checkpoints(scenario: Scenario, profile: ModelProfile, partition: Partition) -> tuple[tuple[int, ...], ...]:
+def checkpoints_of(
+    wanted: Checkpoint | None, profile: ModelProfile, partition: Partition
+) -> tuple[tuple[int, ...], ...]:
     """The vertices that each stage keeps: its input, and layers by their number in the stage, from 1."""
-    wanted = scenario.memory.checkpoint
     if wanted is None:
         return ()
     plans: list[tuple[int, ...]] = []

@@ -12,6 +12,7 @@ from pydantic.json_schema import JsonSchemaValue
 
 from scenarios.consistency import MAX_COUNT, Planners, at_odds, wrong_schedule_keys
 from scenarios.document import ALTERNATIVES, SHORT_FORMS, Document, dotted, written_out
+from scenarios.plan_section import PlanSpace
 from scenarios.quantities import (
     Bytes,
     BytesPerSecond,
@@ -19,6 +20,7 @@ from scenarios.quantities import (
     Flops,
     FlopsPerSecond,
     Seconds,
+    UsdPerHour,
     WrongValue,
     printable,
     shown,
@@ -33,11 +35,13 @@ from scenarios.server_sections import (
     Straggler,
 )
 from scenarios.strict import Many, Section, validate
+from scenarios.sweep_conditions import read_condition
+from scenarios.sweep_values import read_axis
 from sim.errors import Fault, nearest
 from sim.training import Dtype, Optimizer, Predict, Weights
 
 MAX_DEVICES = 4096
-MAX_POINTS = 10_000
+MAX_POINTS = 1_000_000
 
 LinkKind = Literal["latency", "in_order", "fifo", "fair_share"]
 """As `sim.cluster.LinkKind`, which is not imported for the sake of start-up: it brings networkx."""
@@ -122,16 +126,25 @@ class Uniform(Section):
 class Model(Section):
     """What is trained. ``batch_size`` is the global mini-batch in samples; ``input`` its bytes, for ``layers``.
 
-    ``measured``: a file of ``twinrail profile`` with the seconds of the model of that name.
+    ``measured``: a file of ``twinrail profile`` with the seconds of the model of that name. ``huggingface``: the
+    config.json of a Transformer, at a ``sequence`` of so many positions, its ``attention`` eager unless given.
     """
 
     one_of = ALTERNATIVES["model"]
-    only_with: ClassVar = {"measured_batch": ("layers", "profile"), "input": ("layers",), "measured": ("name",)}
+    only_with: ClassVar = {
+        "measured_batch": ("layers", "profile"),
+        "input": ("layers",),
+        "measured": ("name",),
+        "attention": ("huggingface",),
+    }
     name: Name | None = None
     measured: str | None = None
     profile: str | None = None
     layers: Annotated[Many[Layer], Field(min_length=1)] | None = None
     uniform: Uniform | None = None
+    huggingface: str | None = None
+    sequence: Count | None = None
+    attention: Literal["eager", "flash"] | None = None
     batch_size: Count = Field(description="the global mini-batch, in samples")
     measured_batch: Count | None = None
     input: Bytes | None = None
@@ -165,24 +178,26 @@ class ClusterNode(Section):
 
 
 class Cluster(Section):
-    """Where it is trained: a preset and what differs, N equal devices, nodes and links, or workers around a switch.
+    """Where it is trained: a preset or a file of ``twinrail import`` and what differs, N equal devices, nodes and
+    links, or workers around a switch.
 
     Of ``workers`` and ``servers`` (hosts) around a switch ``nic`` is what each carries in and out, and ``link`` the
     kind and the latency of the way from one to another. Where the devices are processes of one machine, they share its
-    ``cores``.
+    ``cores``. ``price`` is that of one GPU.
     """
 
     one_of = ALTERNATIVES["cluster"]
     only_with: ClassVar = {
-        "device": ("preset", "devices", "workers"),
-        "link": ("preset", "devices", "workers"),
-        "concurrency": ("preset", "devices"),
+        "device": ("preset", "file", "devices", "workers"),
+        "link": ("preset", "file", "devices", "workers"),
+        "concurrency": ("preset", "file", "devices"),
         "cores": ("devices",),
         "host": ("devices", "workers"),
         "servers": ("workers",),
         "nic": ("workers",),
     }
     preset: str | None = None
+    file: str | None = None
     devices: Annotated[int, Field(ge=1, le=MAX_DEVICES)] | None = None
     device: str | None = None
     workers: Annotated[int, Field(ge=1, le=MAX_DEVICES)] | None = None
@@ -192,12 +207,13 @@ class Cluster(Section):
     link: LinkSettings | None = None
     concurrency: Concurrency | None = None
     cores: Count | None = None
+    price: UsdPerHour | None = None
     nodes: Annotated[Many[ClusterNode], Field(min_length=1, max_length=MAX_DEVICES)] | None = None
     links: Many[Link] | None = None
 
 
 class ClusterFile(Section):
-    """A shipped cluster."""
+    """A shipped cluster, or one that ``twinrail import`` wrote."""
 
     name: Name = Field(description="the preset's name")
     source: str = Field(description="where the figures come from")
@@ -327,12 +343,49 @@ class Converge(Section):
     vanilla: Name | None = None
 
 
+_AXIS_SCHEMA: JsonSchemaValue = {
+    "anyOf": [
+        {"type": "array", "minItems": 1},
+        *(
+            {
+                "type": "object",
+                "properties": {kind: {"type": "array", "minItems": 2, "maxItems": 2}},
+                "required": [kind],
+                "additionalProperties": False,
+            }
+            for kind in ("uniform", "log_uniform")
+        ),
+    ]
+}
+Axis = Annotated[Any, BeforeValidator(read_axis), WithJsonSchema(_AXIS_SCHEMA)]
+"""A list of values, or two ends between which each value is as likely, or each of its logarithms."""
+When = Annotated[Any, BeforeValidator(read_condition), WithJsonSchema({"type": "object", "minProperties": 1})]
+"""Paths and what stands there: a value, a list of them, or bounds such as ``{below: schedule.stages}``."""
+
+
+class Samples(Section):
+    """Points drawn at random, the same for the same seed."""
+
+    samples: Annotated[int, Field(ge=1, le=MAX_POINTS)] = Field(description="how many points")
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
+    axes: Annotated[dict[str, Axis], Field(min_length=1)] = Field(
+        description="paths, each with a list of values, {uniform: [LOW, HIGH]} or {log_uniform: [LOW, HIGH]}"
+    )
+
+
 class Sweep(Section):
-    """Many scenarios in one: a list of what differs, or every combination of values."""
+    """Many scenarios in one: a list of what differs, every combination of values, or samples.
+
+    Points are left out for which any of ``skip`` holds, and, where there is ``only_if``, for which none of it does.
+    """
 
     one_of = ALTERNATIVES["sweep"]
     points: Annotated[Many[dict[str, Any]], Field(min_length=1, max_length=MAX_POINTS)] | None = None
     grid: Annotated[dict[str, Annotated[Many[Any], Field(min_length=1)]], Field(min_length=1)] | None = None
+    random: Samples | None = None
+    latin_hypercube: Samples | None = None
+    only_if: Annotated[Many[When], Field(min_length=1)] | None = None
+    skip: Annotated[Many[When], Field(min_length=1)] | None = None
 
 
 class Distribution(Section):
@@ -394,6 +447,7 @@ class Scenario(Section):
     steady_state: Literal["detect"] | None = None
     converge: Converge | None = None
     sweep: Sweep | None = None
+    plan: PlanSpace | None = None
 
 
 def parse(document: Document, planners: Planners | None = None) -> Scenario:

@@ -1,0 +1,202 @@
+"""What ``twinrail explain`` says: paths against networkx and closed forms, shares that add up, slopes against runs."""
+
+from __future__ import annotations
+
+import json
+import random
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import pytest
+from typer.testing import CliRunner
+
+from analysis import critical_path, steady
+from analysis.critical_path import Cause
+from backends.base import load
+from scenarios.command_line import app
+from scenarios.compose import Composed, compose
+from scenarios.explain_command import changes, explain, slope
+from scenarios.load import parse_text
+from scenarios.schema import parse
+from sim.costs import seconds_column
+from sim.planners import PLANNERS
+from sim.schedule import Schedule
+from sim.trace import Trace
+
+UNIFORM = """\
+name: uniform
+model:
+  uniform: {{forward: {forward} ms, backward: {backward} ms, activation: {size} MB, parameters: 1 MB}}
+  batch_size: 8
+cluster: {{devices: 4, link: {{kind: {kind}, latency: {latency} us, bandwidth: {bandwidth} MB/s}}}}
+schedule: {schedule}
+"""
+SCHEDULES = (
+    "{name: gpipe, stages: 4, micro_batches: 4, mini_batches: 3}",
+    "{name: one_f_one_b, stages: 4, micro_batches: 8, mini_batches: 3}",
+    "{name: interleaved_1f1b, stages: 2, micro_batches: 4, mini_batches: 3}",
+    "{name: zb_h1, stages: 4, micro_batches: 8, mini_batches: 3}",
+    "{name: pipedream, stages: 3}",
+    "{name: pipedream, stages: 2, replicas: [3, 1]}",
+    "{name: pipedream_2bw, stages: 2, micro_batches: 4}",
+    "{name: data_parallel, buckets: 1, mini_batches: 3}",
+)
+
+
+def plan(schedule: str, kind: str = "in_order", seed: int = 0) -> Composed:
+    draw = random.Random(seed)
+    text = UNIFORM.format(
+        forward=round(draw.uniform(1, 9), 3),
+        backward=round(draw.uniform(1, 19), 3),
+        size=draw.randint(1, 9),
+        kind=kind,
+        latency=draw.randint(1, 900),
+        bandwidth=draw.randint(500, 9000),
+        schedule=schedule,
+    )
+    document = parse_text(text, "uniform.yaml")
+    return compose(parse(document, PLANNERS), document)
+
+
+def simulated(composed: Composed) -> Trace:
+    return load("simulated").execute(*composed)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("seed", range(5))
+def test_as_long_as_the_longest_path_that_networkx_finds(schedule: str, seed: int) -> None:
+    composed = plan(schedule, seed=seed)
+    work = composed.plan.work
+    assert isinstance(work, Schedule)
+    seconds = seconds_column(work, composed.binding)
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_nodes_from(range(-1, len(work)))
+    for op in range(len(work)):
+        graph.add_weighted_edges_from((int(earlier), op, seconds[op]) for earlier in [-1, *work.waits_for[op]])
+    trace = simulated(composed)
+    ops = [piece.op for piece in critical_path.compute(trace, seconds)]
+    assert all(nx.has_path(graph, earlier, later) for earlier, later in pairwise(ops))  # ops of no length are left out
+    length_s = nx.dag_longest_path_length(graph)
+    assert sum(seconds[op] for op in dict.fromkeys(ops)) == pytest.approx(length_s, rel=1e-12)
+    assert trace.makespan_s == pytest.approx(length_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["latency", "in_order", "fifo", "fair_share"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_pieces_tile_the_run_and_shares_add_up_exactly(schedule: str, kind: str) -> None:
+    trace = simulated(plan(schedule, kind))
+    pieces = critical_path.compute(trace)
+    assert pieces[0].start_s == 0
+    assert pieces[-1].end_s == trace.makespan_s
+    assert all(before.end_s == after.start_s for before, after in pairwise(pieces))
+    assert not [piece for piece in pieces if piece.cause.kind == "waiting"]
+    over = steady.compute(trace)
+    for start_s, end_s in ((0.0, trace.makespan_s), (over.start_s, over.end_s)):
+        parts = critical_path.parts(pieces, start_s, end_s)
+        assert sum(part.share for part in parts) == 1
+        assert sum(Fraction(part.seconds) for part in parts) == Fraction(end_s - start_s)
+
+
+def test_one_device_only_computes() -> None:
+    composed = plan("{name: single, mini_batches: 2}")
+    causes = {part.cause for part in critical_path.parts(critical_path.compute(simulated(composed)), 0.0, 1e9)}
+    assert causes == {Cause("compute", "stage 0 forward"), Cause("compute", "stage 0 backward")}
+
+
+def test_equal_stages_of_1f1b() -> None:
+    """Free transfers: a mini-batch takes (T + N − 1)(F + B), so T + N − 1 of each pass are on the path."""
+    document = parse_text(
+        UNIFORM.format(
+            forward=2, backward=4, size=1, kind="latency", latency=0, bandwidth=1, schedule=SCHEDULES[1]
+        ).replace(", bandwidth: 1 MB/s", ""),
+        "equal.yaml",
+    )
+    trace = simulated(compose(parse(document, PLANNERS), document))
+    over = steady.compute(trace)
+    parts = critical_path.parts(critical_path.compute(trace), over.start_s, over.end_s)
+    spent = {
+        kind: sum(part.seconds for part in parts if kind in part.cause.what) / 2 for kind in ("forward", "backward")
+    }
+    assert spent == {"forward": pytest.approx(11 * 2e-3), "backward": pytest.approx(11 * 4e-3)}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("seed", range(5))
+def test_slopes_agree_with_runs(schedule: str, seed: int) -> None:
+    """1 % more of each part: what the step gains to first order is within 1 % of the step of what a run gains, and the
+    graph says exactly what the run does. Where the path stays the same, the gain itself agrees within 2 %.
+    """
+    composed = plan(schedule, seed=seed)
+    base_s = steady.compute(simulated(composed)).step_time_s
+    for change in changes(composed.binding):
+        changed = Composed(composed.plan, change.apply(composed.binding, 0.01))
+        again_s = steady.compute(simulated(changed)).step_time_s
+        assert steady.compute(load("longest_path").execute(*changed)).step_time_s == again_s
+        linear_s = base_s + 0.01 * slope(composed, change)
+        assert abs(linear_s - again_s) <= 0.01 * base_s
+        if schedule in SCHEDULES[:4]:  # a synchronous step has one path
+            assert linear_s - base_s == pytest.approx(again_s - base_s, rel=0.02, abs=1e-12)
+
+
+def run(scenario: str, folder: Path, *sets: str) -> Any:
+    file = folder / "scenario-in.yaml"
+    file.write_text(scenario)
+    options = [word for text in sets for word in ("--set", text)]
+    done = CliRunner().invoke(app, ["run", str(file), "--out", str(folder / "run"), *options])
+    assert done.exit_code == 0, done.stderr
+    answer = CliRunner().invoke(app, ["explain", str(folder / "run"), "--json"])
+    assert answer.exit_code == 0, answer.stderr
+    return json.loads(answer.stdout)["points"][0]
+
+
+WRITTEN = UNIFORM.format(
+    forward=2, backward=4, size=2, kind="in_order", latency=50, bandwidth=900, schedule=SCHEDULES[1]
+)
+
+
+def test_the_graph_is_checked_by_running_again(tmp_path: Path) -> None:
+    point = run(WRITTEN, tmp_path)
+    assert point["notes"] == []
+    parts = {each["part"]: each for each in point["sensitivities"]}
+    assert [*parts] == ["bandwidth of in_order links of 0.900 GB/s", "speed of the devices"]
+    for each in parts.values():
+        assert each["graph_step_time_s"] == each["simulated_step_time_s"] < each["step_time_s"]
+    assert sum(each["share"] for each in point["shares"]) == 1
+
+
+def test_where_links_are_shared_only_runs_tell(tmp_path: Path) -> None:
+    point = run(WRITTEN, tmp_path, "cluster.link.kind=fair_share", "memory.capacity=1 GB")
+    assert "fair_share" in point["notes"][0]
+    assert len(point["sensitivities"]) == 3
+    assert all("slope_s" not in each and each["speedup"] >= 1 for each in point["sensitivities"])
+
+
+def test_an_order_that_depends_on_time_has_a_path_too(tmp_path: Path) -> None:
+    text = """\
+name: served
+model: {name: alexnet, batch_size: 8}
+cluster: {workers: 2, servers: 2, device: p40, nic: 1 GB/s}
+schedule: {name: parameter_server, consistency: bsp, mini_batches: 4}
+"""
+    point = run(text, tmp_path)
+    assert sum(each["share"] for each in point["run_shares"]) == 1
+    assert {"compute", "transfer"} <= {each["cause"] for each in point["run_shares"]}
+
+
+def test_allocators_stand_on_the_path(tmp_path: Path) -> None:
+    text = "name: a\nmodel: {name: alexnet, batch_size: 8}\ncluster: {devices: 1, device: p40}\n"
+    text += "schedule: {name: single, mini_batches: 2}\nmemory: {allocator: caching}\n"
+    point = run(text, tmp_path)
+    assert {"allocator", "compute", "update"} == {each["cause"] for each in point["run_shares"]}
+
+
+def test_no_such_run_or_point(tmp_path: Path) -> None:
+    answer = CliRunner().invoke(app, ["explain", str(tmp_path)])
+    assert (answer.exit_code, "no run folder" in answer.stderr) == (2, True)
+    run(WRITTEN, tmp_path)
+    answer = CliRunner().invoke(app, ["explain", str(tmp_path / "run"), "--point", "other"])
+    assert (answer.exit_code, "there are one_f_one_b" in answer.stderr) == (2, True)
+    assert explain(tmp_path / "run", "one_f_one_b", more=0.01)["points"][0]["sensitivities"][0]["more"] == 0.01
