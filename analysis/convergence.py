@@ -1,7 +1,8 @@
 """Methods compared by what they learn: loss against steps and cluster time, and how much of a gap each closes.
 
 Every method has the same grid of learning rates and the same seeds; it is judged at the rate with the least mean loss
-at the end. A loss is smoothed over the last steps; a run that diverged counts as infinite.
+at the end. A loss is smoothed over the last steps; a run that diverged counts as infinite. Bands are those of
+Student's t over the seeds, that of a share is Fieller's (1954), which takes the seeds in pairs.
 """
 
 from __future__ import annotations
@@ -11,21 +12,26 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
 Column = NDArray[np.float64]
 
 SMOOTHED = 20
 """Steps that a smoothed loss is the mean of."""
-RESAMPLES, CONFIDENCE = 4000, 0.95
+CONFIDENCE = 0.95
 
 
 class Run(NamedTuple):
-    """One training: when each mini-batch was done, its loss, and the score on test samples at the end."""
+    """One training: the loss of each update's samples and when it was computed; what tests found on the way, and when.
+
+    The last test is of the weights at the end.
+    """
 
     seconds: Column
     losses: Column
-    test_loss: float
-    test_accuracy: float
+    test_seconds: Column
+    test_losses: Column
+    test_accuracies: Column
 
 
 class Band(NamedTuple):
@@ -40,7 +46,7 @@ class Method(NamedTuple):
     """What one method came to at its best learning rate.
 
     ``seconds_to_target`` is the median over seeds, infinite where it was not reached; ``recovered`` the share of the
-    gap between the synchronous method and the vanilla asynchronous one that it closes (of final loss).
+    gap that it closes, ``None`` where there is none to close or the method diverged.
     """
 
     name: str
@@ -50,6 +56,23 @@ class Method(NamedTuple):
     accuracy: Band
     seconds_to_target: float
     recovered: Band | None
+
+
+class Compared(NamedTuple):
+    """All methods, and by how much the final loss of the vanilla asynchronous one is above that of the synchronous one.
+
+    ``gap`` is ``None`` where one of these has no name.
+    """
+
+    methods: list[Method]
+    synchronous: str | None
+    vanilla: str | None
+    gap: Band | None
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether the band of the gap lies above 0."""
+        return self.gap is not None and self.gap.low > 0 and self.gap.mean < float("inf")
 
 
 def smoothed(losses: Column, window: int = SMOOTHED) -> Column:
@@ -83,46 +106,53 @@ def compute(
     target: float,
     synchronous: str | None = None,
     vanilla: str | None = None,
-) -> list[Method]:
+) -> Compared:
     """Every method at its best learning rate; ``runs`` by method, rate and seed, seeds in the same order everywhere."""
     rates = {name: best_rate(by_rate) for name, by_rate in runs.items()}
-    best = {name: list(runs[name][rate]) for name, rate in rates.items()}
+    best = {name: tuple(runs[name][rate]) for name, rate in rates.items()}
     ends = {name: np.array([final(run) for run in mine]) for name, mine in best.items()}
-    methods: list[Method] = []
+    gaps = None if synchronous is None or vanilla is None else _less(ends[vanilla], ends[synchronous])
+    compared = Compared([], synchronous, vanilla, None if gaps is None else band(gaps))
     for name, mine in best.items():
-        between = synchronous is not None and vanilla is not None and name not in (synchronous, vanilla)
-        recovered = _recovered(ends[name], ends[synchronous], ends[vanilla]) if between else None  # type: ignore[index]
+        recovered = None
+        if gaps is not None and compared.has_gap and name not in (synchronous, vanilla):
+            recovered = share(_less(ends[str(vanilla)], ends[name]), gaps)
         reached = float(np.median([seconds_to(run, target) for run in mine]))
-        accuracy = band(np.array([run.test_accuracy for run in mine]))
-        methods.append(Method(name, rates[name], tuple(mine), band(ends[name]), accuracy, reached, recovered))
-    return methods
+        accuracy = band(np.array([run.test_accuracies[-1] for run in mine]))
+        compared.methods.append(Method(name, rates[name], mine, band(ends[name]), accuracy, reached, recovered))
+    return compared
+
+
+def _less(losses: Column, others: Column) -> Column:
+    """How much the one loss is above the other, seed by seed; of two that diverged nobody can say."""
+    with np.errstate(invalid="ignore"):
+        return losses - others
 
 
 def band(values: Column) -> Band:
-    """The mean over seeds and its band by resampling them (percentile bootstrap)."""
-    means = values[_resampled(len(values))].mean(axis=1)
-    return Band(float(values.mean()), *_quantiles(means))
+    """The mean over seeds and its band by Student's t; without bounds where there is one seed or one diverged."""
+    mean, count = float(values.mean()), len(values)
+    if count < 2 or not np.isfinite(mean):
+        return Band(mean, -float("inf"), float("inf"))
+    half = _quantile(count) * float(values.std(ddof=1)) / count**0.5
+    return Band(mean, mean - half, mean + half)
 
 
-def _recovered(mine: Column, synchronous: Column, vanilla: Column) -> Band | None:
-    """(vanilla − mine) / (vanilla − synchronous), seeds paired; ``None`` where there is no gap to close."""
-    chosen = _resampled(len(mine))
-    gaps = (vanilla[chosen] - synchronous[chosen]).mean(axis=1)
-    gap = float((vanilla - synchronous).mean())
-    if not np.isfinite(gap) or gap <= 0 or not np.isfinite(mine).all():
+def share(closed: Column, gaps: Column) -> Band | None:
+    """The mean of ``closed`` as a share of the mean of ``gaps``, whose band is above 0, with Fieller's band.
+
+    These are the shares r for which a t test of ``closed`` − r·``gaps``, seed by seed, against 0 does not reject.
+    ``None`` where a run diverged.
+    """
+    if not np.isfinite(closed).all():
         return None
-    closed = (vanilla[chosen] - mine[chosen]).mean(axis=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shares = np.where(gaps > 0, closed / gaps, np.nan)
-    if np.isnan(shares).mean() > (1 - CONFIDENCE) / 2:  # the gap itself may be none: the share has no bounds
-        return Band(float((vanilla - mine).mean() / gap), -float("inf"), float("inf"))
-    return Band(float((vanilla - mine).mean() / gap), *_quantiles(shares[~np.isnan(shares)]))
+    mine, gap, count = float(closed.mean()), float(gaps.mean()), len(gaps)
+    (of_mine, of_both), (_, of_gap) = np.cov(closed, gaps) * _quantile(count) ** 2 / count
+    lead, middle = gap**2 - of_gap, mine * gap - of_both
+    half = max(middle**2 - lead * (mine**2 - of_mine), 0.0) ** 0.5
+    return Band(mine / gap, float((middle - half) / lead), float((middle + half) / lead))
 
 
-def _resampled(count: int) -> NDArray[np.int64]:
-    return np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
-
-
-def _quantiles(values: Column) -> tuple[float, float]:
-    low, high = np.quantile(values, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)).tolist()
-    return low, high
+def _quantile(count: int) -> float:
+    """Of Student's t, for the mean of so many values."""
+    return float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))

@@ -6,6 +6,7 @@ A hook of mkdocs (``hooks:`` in ``mkdocs.yml``): no page of these is kept, so no
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -60,9 +61,12 @@ def _kind(about: Mapping[str, Any]) -> str:
         return f"list of {_kind(about.get('items', {}))}"
     if about.get("type") == "object" and about.get("properties"):
         return "`{" + ", ".join(f"{key}: {_kind(value)}" for key, value in about["properties"].items()) + "}`"
-    limits = [f"{sign} {about[key]}" for key, sign in _LIMITS.items() if key in about]
+    limits = [f"{sign} {about[key]:,}" for key, sign in _LIMITS.items() if key in about and about[key] < _ANY]
     return " ".join([str(about.get("type", "any")), *limits])
 
+
+_ANY = 2**31
+"""An upper limit that nobody meets says nothing."""
 
 _LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
@@ -74,7 +78,8 @@ def _shown(value: Any) -> str:
 def _schedules() -> Iterator[str]:
     for name in sorted(PLANNERS):
         planner = PLANNERS[name]
-        yield f"### {name}\n\n{inspect.getdoc(inspect.getmodule(planner))}\n\n{inspect.getdoc(planner)}"
+        about = re.sub(r"^(\w+)\n-+$", r"**\1** ", str(inspect.getdoc(planner)), flags=re.MULTILINE)
+        yield f"### {name}\n\n{inspect.getdoc(inspect.getmodule(planner))}\n\n{about}"
         signature = inspect.signature(planner)
         yield "`" + ", ".join(str(each) for each in signature.parameters.values()) + "`"
 

@@ -77,6 +77,22 @@ class Batches:
         return np.array([orders[place // count][place % count] for place in places.tolist()])
 
 
+class Blank:
+    """Micro-batches that have a shape and no data, for the meta device."""
+
+    def __init__(self, architecture: Architecture, samples: int, dtype: torch.dtype) -> None:
+        self._shape = samples, *architecture.input
+        self._dtype = torch.int64 if architecture.reads_words else dtype
+
+    def inputs(self, number: int) -> Tensor:
+        """As `Batches.inputs`."""
+        return torch.empty(self._shape, dtype=self._dtype, device="meta")
+
+    def targets(self, number: int) -> Tensor:
+        """As `Batches.targets`."""
+        return torch.empty(self._shape[0], dtype=torch.int64, device="meta")
+
+
 def _check(architecture: Architecture, name: str, task: tasks.Task) -> None:
     wanted, given = int(np.prod(architecture.input)), int(np.prod(task.inputs.shape[1:]))
     classes = architecture.entries[-1].leaving[0]

@@ -26,16 +26,27 @@ class Score(NamedTuple):
     accuracy: float
 
 
-def score(architecture: Architecture, task: str, done: Done, replica: int = 0) -> Score:
-    """Of the final weights of a run."""
-    model = initial(architecture, 0, torch.float32)
-    arrays = [array for (_, copy), stage in sorted(done.weights.items()) if copy == replica for array in stage]
-    names = [name for name, _ in model.named_parameters()]
-    weights = {name: torch.from_numpy(array).float() for name, array in zip(names, arrays, strict=True)}
-    inputs, classes = Batches(architecture, task, 0, 1, torch.float32).test()
-    with torch.no_grad():
-        found = functional_call(model, weights, (inputs,))
-    return Score(float(cross_entropy(found, classes)), float((found.argmax(1) == classes).float().mean()))
+class Exam:
+    """The test samples of a task, for weights of a model.
+
+    Raises
+    ------
+    UnsupportedPlan : the task does not fit the model.
+    """
+
+    def __init__(self, architecture: Architecture, task: str) -> None:
+        self._model = initial(architecture, 0, torch.float32)
+        self._names = [name for name, _ in self._model.named_parameters()]
+        self._inputs, self._classes = Batches(architecture, task, 0, 1, torch.float32).test()
+
+    def score(self, done: Done) -> Score:
+        """Of the weights of the first copy of each stage."""
+        arrays = [array for (_, replica), stage in sorted(done.weights.items()) if not replica for array in stage]
+        weights = {name: torch.from_numpy(array).float() for name, array in zip(self._names, arrays, strict=True)}
+        with torch.no_grad():
+            found = functional_call(self._model, weights, (self._inputs,))
+        right = (found.argmax(1) == self._classes).float().mean()
+        return Score(float(cross_entropy(found, self._classes)), float(right))
 
 
 class PredictionError(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from backends.torch.backend import job_of
-from backends.torch.job import Arithmetic, Done
+from backends.torch.job import Arithmetic, Done, Watch
 from backends.torch.kernels import Kernels
 from backends.torch.refusals import accept
 from backends.torch.threads import one_thread
@@ -26,6 +26,7 @@ def replay(
     *,
     arithmetic: Arithmetic = "float32",
     keep_gradients: bool = False,
+    watch: Watch | None = None,
 ) -> Done:
     """Do the arithmetic of a plan in the order of a trace of it, whatever backend that is from.
 
@@ -43,6 +44,8 @@ def replay(
                 _sum(kernels, op)
             elif kind not in TRANSFER_KINDS:  # within one process tensors need no transfer
                 kernels.compute(op)
+            if watch is not None and kind is OpKind.UPDATE:
+                watch(float(trace.end_s[op]), kernels.results)
         return kernels.results()
 
 

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from backends.torch.data import Batches, initial
-from backends.torch.job import Arithmetic, Done
+from backends.torch.job import Arithmetic, Done, Watch
 from backends.torch.server_state import PartState, flat, places, shaped
 from backends.torch.threads import one_thread
 from sim.errors import BrokenInvariant, UnsupportedPlan
@@ -21,7 +21,14 @@ from sim.program import Program
 from sim.trace import Trace
 
 
-def replay_servers(plan: Plan, trace: Trace, samples: int, seed: int = 0, arithmetic: Arithmetic = "float32") -> Done:
+def replay_servers(
+    plan: Plan,
+    trace: Trace,
+    samples: int,
+    seed: int = 0,
+    arithmetic: Arithmetic = "float32",
+    watch: Watch | None = None,
+) -> Done:
     """Do the arithmetic of a program in the order of a trace of it; ``samples`` of a worker's step.
 
     ``Done.losses`` are those of each step by number and worker, ``Done.weights`` what the servers have at the end.
@@ -36,6 +43,8 @@ def replay_servers(plan: Plan, trace: Trace, samples: int, seed: int = 0, arithm
         replay = _Replay(plan, trace, samples, seed, torch.float32 if arithmetic == "float32" else torch.float64)
         for op in _writes(trace):
             replay.do(op)
+            if watch is not None and trace.ops["kind"][op] == OpKind.UPDATE:
+                watch(float(trace.end_s[op]), replay.done)
         return replay.done()
 
 

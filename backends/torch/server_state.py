@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +14,20 @@ from sim.training import Training
 
 
 def places(model: nn.Module, parts: Sequence[Part]) -> list[Tensor]:
-    """For each part the elements of all parameters, one after the other, that are in it (int64)."""
-    starts = [0]
-    for parameter in model.parameters():
-        starts.append(starts[-1] + parameter.numel())
+    """For each part the elements of all parameters, one after the other, that are in it (int64).
+
+    Variables follow one another in the sizes of the plan: within a layer PyTorch may cut and order them otherwise.
+
+    Raises
+    ------
+    UnsupportedPlan : the model has other parameters than the plan counts.
+    """
+    ends: dict[int, int] = {}
+    for piece in (piece for part in parts for piece in part.slices):
+        ends[piece.variable] = max(ends.get(piece.variable, 0), int(piece.stop))
+    starts = [0, *accumulate(ends[variable] for variable in sorted(ends))]
+    if starts[-1] != (count := sum(parameter.numel() for parameter in model.parameters())):
+        raise UnsupportedPlan(f"the plan counts {starts[-1]} parameters, the model has {count}")
     return [
         torch.cat([torch.arange(starts[v] + int(low), starts[v] + int(high)) for v, low, high in part.slices])
         for part in parts

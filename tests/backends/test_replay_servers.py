@@ -71,6 +71,13 @@ def test_one_worker_trains_as_if_alone(servers: int, granularity: str) -> None:
     assert_close(replayed(plan, trace).weights[0, 0], plain(plan, 1, 6))
 
 
+@pytest.mark.parametrize("model", ["residual-lstm-sources", "transformer-sources"])
+def test_layers_that_pytorch_cuts_into_other_tensors_are_trained_whole(model: str) -> None:
+    sets = f"model.name={model}", "cluster.workers=1", "cluster.servers=2", "schedule.granularity=layer"
+    plan, trace = simulated(*sets)
+    assert_close(replayed(plan, trace).weights[0, 0], plain(plan, 1, 6))
+
+
 @pytest.mark.parametrize("servers", [1, 3])
 @pytest.mark.parametrize("granularity", ["step", "layer"])
 def test_synchronous_workers_train_on_all_their_batches_at_once(servers: int, granularity: str) -> None:

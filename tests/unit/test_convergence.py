@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
 
-from analysis import convergence
-from analysis.convergence import Run, best_rate, compute, final, seconds_to, smoothed
+from analysis.convergence import Column, Run, band, best_rate, compute, final, seconds_to, share, smoothed
 
 
-def run(level: float, steps: int = 40, seconds: float = 1.0, accuracy: float = 0.5) -> Run:
+def run(level: float, steps: int = 40) -> Run:
     """A loss that falls by 1/steps a step, down to ``level``."""
-    losses = level + np.arange(steps)[::-1] / steps
-    return Run(np.arange(1, steps + 1) * seconds, losses, level, accuracy)
+    return of(np.arange(1.0, steps + 1), level + np.arange(steps)[::-1] / steps)
+
+
+def of(seconds: Column, losses: Column) -> Run:
+    return Run(seconds, losses, seconds[-1:], losses[-1:], np.array([0.5]))
 
 
 def test_smoothing_is_a_mean_of_the_last_entries() -> None:
@@ -21,13 +26,12 @@ def test_smoothing_is_a_mean_of_the_last_entries() -> None:
 
 def test_the_time_to_a_target_is_that_of_the_first_whole_window_below_it() -> None:
     losses = np.array([0.0] * 5 + [1.0] * 35)  # low only while the window is not full
-    seconds = np.arange(1.0, 41.0)
-    assert seconds_to(Run(seconds, losses, 0, 0), 0.75) == 20.0
-    assert seconds_to(Run(seconds, losses, 0, 0), 0.5) == float("inf")
+    assert seconds_to(of(np.arange(1.0, 41.0), losses), 0.75) == 20.0
+    assert seconds_to(of(np.arange(1.0, 41.0), losses), 0.5) == float("inf")
 
 
 def test_a_run_that_diverged_is_infinitely_bad() -> None:
-    diverged = Run(np.ones(3), np.array([1.0, np.nan, np.nan]), 0, 0)
+    diverged = of(np.ones(3), np.array([1.0, np.nan, np.nan]))
     assert final(diverged) == float("inf")
     assert best_rate({0.1: [run(1.0), diverged], 0.01: [run(3.0), run(3.0)]}) == 0.01
 
@@ -44,32 +48,65 @@ def test_the_share_of_the_gap_that_is_closed() -> None:
         "half": {0.1: [run(1.5), run(1.7), run(1.6)]},
         "none": {0.1: [run(2.0), run(2.2), run(2.1)]},
     }
-    found = {method.name: method for method in compute(runs, 0.0, "sync", "vanilla")}
+    compared = compute(runs, 0.0, "sync", "vanilla")
+    found = {method.name: method for method in compared.methods}
+    assert compared.gap == pytest.approx((1.0, 1.0, 1.0))  # seeds are paired: the gap never varies
     assert found["sync"].recovered is None
-    assert found["half"].recovered is not None
-    assert found["half"].recovered == pytest.approx((0.5, 0.5, 0.5))  # seeds are paired: the share never varies
+    assert found["half"].recovered == pytest.approx((0.5, 0.5, 0.5))
     assert found["none"].recovered == pytest.approx((0.0, 0.0, 0.0))
 
 
-def test_without_a_gap_there_is_no_share() -> None:
-    runs = {"sync": {0.1: [run(2.0)]}, "vanilla": {0.1: [run(1.0)]}, "other": {0.1: [run(1.5)]}}
-    assert all(method.recovered is None for method in compute(runs, 0.0, "sync", "vanilla"))
-
-
-def test_a_gap_that_may_be_none_leaves_the_share_unbounded() -> None:
+def test_a_gap_that_may_be_none_has_no_shares() -> None:
     runs = {
         "sync": {0.1: [run(1.0), run(1.6)]},
         "vanilla": {0.1: [run(1.4), run(1.4)]},
         "other": {0.1: [run(1.2), run(1.2)]},
     }
-    (share,) = (method.recovered for method in compute(runs, 0.0, "sync", "vanilla") if method.name == "other")
-    assert share is not None
-    assert (share.low, share.high) == (-float("inf"), float("inf"))
+    compared = compute(runs, 0.0, "sync", "vanilla")
+    assert compared.gap is not None
+    assert compared.gap.low < 0 < compared.gap.mean
+    assert all(method.recovered is None for method in compared.methods)
 
 
-def test_a_band_covers_the_mean_of_a_normal_sample_as_often_as_it_says() -> None:
-    rng, covered = np.random.default_rng(5), 0
-    for _ in range(200):
-        low, high = convergence.band(rng.normal(3.0, 1.0, 30))[1:]
-        covered += low <= 3.0 <= high
-    assert 0.87 <= covered / 200 <= 0.99
+def test_one_seed_shows_no_gap() -> None:
+    runs = {"sync": {0.1: [run(1.0)]}, "vanilla": {0.1: [run(2.0)]}, "other": {0.1: [run(1.5)]}}
+    assert not compute(runs, 0.0, "sync", "vanilla").has_gap
+
+
+def test_of_what_diverged_there_is_no_share() -> None:
+    diverged = of(np.ones(40), np.full(40, np.nan))
+    runs = {
+        "sync": {0.1: [run(1.0), run(1.1)]},
+        "vanilla": {0.1: [run(2.0), run(2.1)]},
+        "other": {0.1: [run(1.5), diverged]},
+    }
+    compared = compute(runs, 0.0, "sync", "vanilla")
+    assert compared.has_gap
+    assert compared.methods[-1].recovered is None
+    assert not compute({**runs, "vanilla": runs["other"]}, 0.0, "sync", "vanilla").has_gap
+
+
+@given(st.integers(0, 10**6))
+def test_the_ends_of_a_share_are_where_a_paired_t_test_turns(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    gaps = rng.normal(2.0, 0.5, 6)
+    closed = rng.uniform(-1, 1.5) * gaps + rng.normal(0, 0.4, 6)
+    if band(gaps).low <= 0:
+        return
+    found = share(closed, gaps)
+    assert found is not None
+    assert found.low <= found.mean <= found.high
+    for end in (found.low, found.high):
+        assert stats.ttest_1samp(closed - end * gaps, 0.0).pvalue == pytest.approx(0.05, rel=1e-6)
+
+
+def test_bands_cover_as_often_as_they_say() -> None:
+    rng, means, shares = np.random.default_rng(5), 0, 0
+    for _ in range(400):
+        gaps = rng.normal(3.0, 1.0, 5)
+        closed = 0.7 * gaps + rng.normal(0.0, 1.0, 5)
+        mean, part = band(gaps), share(closed, gaps) if band(gaps).low > 0 else None
+        means += mean.low <= 3.0 <= mean.high
+        shares += part is None or part.low <= 0.7 <= part.high
+    assert 0.92 <= means / 400 <= 0.98
+    assert shares / 400 >= 0.92

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -34,8 +35,9 @@ def names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
+@cache
 def load(name: str) -> Task:
-    """The task of that name.
+    """The task of that name, read once.
 
     Raises
     ------
