@@ -17,6 +17,7 @@ from scenarios.command_line import app
 from scenarios.schema import json_schema
 from sim.planners import PLANNERS
 
+
 def on_files(files: Any, config: Any) -> Any:
     """Add the generated pages to those of the folder: mkdocs' ``Files`` and ``MkDocsConfig``."""
     from mkdocs.structure.files import File

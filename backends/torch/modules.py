@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -59,7 +61,7 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Project, attend within each head, project."""
         query, key, value = (self._split(projection(x)) for projection in (self.query, self.key, self.value))
-        none = torch.empty(1, device=x.device)
+        none = torch.empty(1, dtype=x.dtype, device=x.device)
         scores = torch.baddbmm(none, query, key.mT, beta=0, alpha=query.shape[-1] ** -0.5)
         mixed = torch.bmm(scores.softmax(dim=-1), value)
         together: Tensor = self.out(mixed.view(len(x), self.heads, *mixed.shape[1:]).transpose(1, 2).flatten(2))
@@ -70,12 +72,26 @@ class SelfAttention(nn.Module):
         return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2).flatten(0, 1)
 
 
+LSTM = 2
+"""oneDNN's number of that kind of cell."""
+
+
 class Recurrent(nn.LSTM):
     """A layer of long short-term memory whose output is its hidden states."""
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """The hidden state of every step."""
-        states: Tensor = super().forward(x)[0]
+        states: Tensor = super().forward(x)[0] if not x.is_meta else self._as_on_the_cpu(x)
+        return states
+
+    def _as_on_the_cpu(self, x: Tensor) -> Tensor:
+        """Which calls oneDNN; on the meta device PyTorch would take the steps one by one."""
+        state = [x.new_zeros(1, len(x), self.hidden_size) for _ in range(2)]
+        weights = self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0
+        how: tuple[Any, ...] = False, [], LSTM, self.hidden_size, 1, True, False, False
+        steps = x.transpose(0, 1).contiguous()
+        found = torch.ops.aten.mkldnn_rnn_layer(steps, *weights, *state, *how, self.training)
+        states: Tensor = found[0].transpose(0, 1)
         return states
 
 

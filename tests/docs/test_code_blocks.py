@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```(?P<kind>yaml|python|console)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$", re.M | re.S)
+BLOCK = re.compile(
+    r"^```(?P<kind>yaml|python|console)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$", re.M | re.S
+)
 ELSEWHERE = ("make ", "pip ", "sudo ", "torchrun ", "git ")
 """Commands that set up or need more than a test may have: rights, a network, a cluster."""
 
@@ -78,7 +79,7 @@ def test_what_a_page_shows_is_what_happens(page: Path, tmp_path: Path) -> None:
         if block.title is not None:
             (tmp_path / block.title).write_text(block.text, "utf-8")
         elif block.kind == "python":
-            done = run(f"{shutil.which('python', path=Path(sys.executable).parent)} - <<'END'\n{block.text}\nEND", tmp_path)
+            done = run(f"python - <<'END'\n{block.text}\nEND", tmp_path)
             assert done.returncode == 0, f"{where}: {done.stderr}"
         for command, shown in commands(block.text) if block.kind == "console" else ():
             if command.startswith(ELSEWHERE) or "PATH/TO" in command:
