@@ -7,7 +7,7 @@ holds, ``s``/``f`` arrows along transfers, ``C`` counters for live memory and fo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -77,18 +77,11 @@ def _slices(trace: Trace) -> Iterator[Event]:
 
 def _arrows(trace: Trace) -> Iterator[Event]:
     """From the op that made what a transfer carries to the op that uses it; along the transfer itself at a server."""
-    op, producer, consumer = _carried(trace)
-    leaves, arrives = (
-        _lane_on(trace, producer, trace.ops["source"][op]),
-        _lane_on(trace, consumer, trace.ops["target"][op]),
-    )
+    op, producer, leaves, consumer, arrives = carried(trace)
     leaves_s = np.where(producer == op, trace.start_s[producer], _inside_end(trace, producer))
     arrives_s = np.where(consumer == op, _inside_end(trace, consumer), trace.start_s[consumer])
-    shown = (leaves >= 0) & (arrives >= 0)
     for phase, lanes, times_s, more in (("s", leaves, leaves_s, {}), ("f", arrives, arrives_s, {"bp": "e"})):
-        for number, lane, time_us in zip(
-            op[shown].tolist(), lanes[shown].tolist(), (times_s[shown] * _MICROSECONDS).tolist(), strict=True
-        ):
+        for number, lane, time_us in zip(op.tolist(), lanes.tolist(), (times_s * _MICROSECONDS).tolist(), strict=True):
             event = {"name": "transfer", "cat": "transfer", "ph": phase, "id": number, "ts": time_us}
             yield event | {"pid": trace.lanes[lane].device + 1, "tid": lane + 1} | more
 
@@ -97,8 +90,21 @@ def _inside_end(trace: Trace, op: IntColumn) -> Times:
     return np.maximum(trace.end_s[op] - _INSIDE_S, trace.start_s[op])
 
 
-def _carried(trace: Trace) -> tuple[IntColumn, IntColumn, IntColumn]:
-    """Transfers, with the op that made and the op that uses what each carries."""
+class Carried(NamedTuple):
+    """Transfers by op number, with the op that made what each carries and the op that uses it, and their lanes.
+
+    At a server both are the transfer itself.
+    """
+
+    transfer: IntColumn
+    producer: IntColumn
+    leaves: IntColumn
+    consumer: IntColumn
+    arrives: IntColumn
+
+
+def carried(trace: Trace) -> Carried:
+    """What was sent from a lane to a lane."""
     ops, halves = trace.ops, Halves(trace.ops)
 
     def passes(kinds: tuple[OpKind, ...], transfers: IntColumn, step: int) -> IntColumn:
@@ -114,9 +120,12 @@ def _carried(trace: Trace) -> tuple[IntColumn, IntColumn, IntColumn]:
         transfers = np.flatnonzero(ops["kind"] == kind)
         rows.append(np.stack([transfers, passes(kinds, transfers, 0), passes(kinds, transfers, step)]))
     served = np.flatnonzero(np.isin(ops["kind"], (OpKind.PULL, OpKind.PUSH)))
-    carried = np.concatenate([*rows, np.stack([served, served, served])], axis=1)
-    transfers, producer, consumer = carried[:, (carried >= 0).all(axis=0)]
-    return transfers, producer, consumer
+    found = np.concatenate([*rows, np.stack([served, served, served])], axis=1)
+    transfer, producer, consumer = found[:, (found >= 0).all(axis=0)]
+    leaves = _lane_on(trace, producer, ops["source"][transfer])
+    arrives = _lane_on(trace, consumer, ops["target"][transfer])
+    shown = (leaves >= 0) & (arrives >= 0)
+    return Carried(*(column[shown] for column in (transfer, producer, leaves, consumer, arrives)))
 
 
 def _lane_on(trace: Trace, op: IntColumn, device: IntColumn) -> IntColumn:
@@ -129,25 +138,30 @@ def _lane_on(trace: Trace, op: IntColumn, device: IntColumn) -> IntColumn:
     return np.where(held[place] == wanted, trace.lanes_of.values[first[place]], -1)
 
 
-def _memory(trace: Trace) -> Iterator[Event]:
-    """Live bytes by category, whenever they change."""
+def live_bytes(trace: Trace, device: int) -> Iterator[tuple[float, dict[str, int]]]:
+    """Time and live bytes by category of a device, whenever they change."""
     category_of = {kind: list(Category).index(kind.category) for kind in BufferKind}
+    events = trace.memory[trace.memory["device"] == device]
+    category = np.array([category_of[BufferKind(kind)] for kind in events["kind"].tolist()], np.int64)
+    live = {
+        str(name): np.cumsum(np.where(category == number, events["bytes"], 0)).tolist()
+        for number, name in enumerate(Category)
+        if (category == number).any()
+    }
+    for row, time_s in _last_of_each(events["time_s"]):
+        yield time_s, {name: column[row] for name, column in live.items()}
+
+
+def _memory(trace: Trace) -> Iterator[Event]:
     for device in range(len(trace.header["devices"])):
-        events = trace.memory[trace.memory["device"] == device]
-        category = np.array([category_of[BufferKind(kind)] for kind in events["kind"].tolist()], np.int64)
-        live = {
-            str(name): np.cumsum(np.where(category == number, events["bytes"], 0)).tolist()
-            for number, name in enumerate(Category)
-            if (category == number).any()
-        }
-        for row, time_s in _last_of_each(events["time_s"]):
+        for time_s, live in live_bytes(trace, device):
             yield {
                 "name": "live bytes",
                 "ph": "C",
                 "ts": time_s * _MICROSECONDS,
                 "pid": device + 1,
                 "tid": 0,
-                "args": {name: column[row] for name, column in live.items()},
+                "args": live,
             }
 
 

@@ -7,12 +7,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis import result
+from analysis import result, steady
+from analysis.text import percent
 from sim.ops import OpKind
 from sim.trace import Trace
 
 BACKWARD_WITH_RECOMPUTATION = "B with R"
 """A real stage recomputes a segment at a time within its backward, so the two are compared together."""
+
+
+STEP_ERROR, MEMORY_ERROR = 0.08, 0.01
+"""What a prediction may miss by: of the step time, and of the peak of live memory."""
+
+PEAK = "peak memory"
 
 
 class Comparison(NamedTuple):
@@ -39,21 +46,34 @@ ABSOLUTE = ("share", "updates")
 """Units whose errors are differences."""
 
 
-def compute(
-    predicted: Trace, measured: Sequence[Trace], peaks_bytes: Mapping[str, int] | None = None
-) -> list[Comparison]:
-    """Every figure that both have. ``peaks_bytes`` are counted peaks of live memory by device.
+class Peaks(NamedTuple):
+    """Most live bytes of a device: ``played`` in the simulated order on tensors without data, ``counted`` in a run."""
 
-    Without them memory is left out where both take it from one binding, since it would agree by construction.
+    played: int
+    counted: int
+
+
+def compute(
+    predicted: Trace,
+    measured: Sequence[Trace],
+    peaks: Mapping[str, Peaks] | None = None,
+    buffers: bool = False,
+) -> list[Comparison]:
+    """Every figure that both have; ``peaks`` by device.
+
+    ``buffers``: the peaks of both traces too. Of a real run these are the binding's, and would agree by construction.
     """
     mine, theirs = _figures(predicted), [_figures(trace) for trace in measured]
-    peaks = {(f"peak memory {device}", "B"): float(peak) for device, peak in (peaks_bytes or {}).items()}
     rows = [
         _compared(*name, value, [other[name] for other in theirs])
         for name, value in mine.items()
-        if name not in peaks and name[1] != "B" and all(name in other for other in theirs)
+        if (name[1] != "B" or buffers) and all(name in other for other in theirs)
     ]
-    return [*rows, *(_compared(*name, mine[name], [peak]) for name, peak in peaks.items() if name in mine)]
+    for device, peak in (peaks or {}).items():
+        rows.append(_compared(f"{PEAK} {device}", "B", peak.played, [peak.counted]))
+        if (simulated := mine.get((f"{PEAK} {device}", "B"))) is not None:
+            rows.append(_compared(f"simulated buffers {device}", "B", simulated, [peak.counted]))
+    return rows
 
 
 def _compared(metric: str, unit: str, predicted: float, measured: Sequence[float]) -> Comparison:
@@ -72,16 +92,20 @@ def _figures(trace: Trace) -> dict[tuple[str, str], float]:
         figures["busy " + device["name"], "share"] = device["compute_s"] / trace.makespan_s
     figures["bubble of total", "share"] = found["bubble"]["of_total"]
     for device in found["devices"]:
-        figures["peak memory " + device["name"], "B"] = float(device["peak_memory_bytes"])
+        figures[f"{PEAK} {device['name']}", "B"] = float(device["peak_memory_bytes"])
     for side in ("forward", "backward"):
         figures[f"staleness {side}", "updates"] = found["staleness"][side]["mean"]
     return {name: float(value) for name, value in figures.items() if value is not None}
 
 
 def _mean_seconds(trace: Trace) -> dict[str, float]:
-    """Mean duration of each kind of op."""
-    kinds, seconds = trace.ops["kind"], trace.end_s - trace.start_s
-    means = {kind: float(seconds[kinds == kind].mean()) for kind in map(OpKind, np.unique(kinds).tolist())}
+    """Mean duration of each kind of op, within the steps that the step time counts where it has ops there."""
+    over, kinds, seconds = steady.compute(trace), trace.ops["kind"], trace.end_s - trace.start_s
+    inside = (trace.start_s >= over.start_s) & (trace.end_s <= over.end_s)
+    means = {}
+    for kind in map(OpKind, np.unique(kinds).tolist()):
+        counted = (kinds == kind) & inside
+        means[kind] = float(seconds[counted if counted.any() else kinds == kind].mean())
     if OpKind.RECOMPUTE in means and OpKind.BACKWARD in means:
         together = means.pop(OpKind.RECOMPUTE) + means.pop(OpKind.BACKWARD)
         return {BACKWARD_WITH_RECOMPUTATION: together} | {kind.text: mean for kind, mean in means.items()}
@@ -91,6 +115,23 @@ def _mean_seconds(trace: Trace) -> dict[str, float]:
 def headline(rows: Sequence[Comparison], metric: str = "step time") -> Comparison:
     """The row of one metric."""
     return next(row for row in rows if row.metric == metric)
+
+
+def verdict(rows: Sequence[Comparison]) -> str:
+    """In one line: whether the prediction keeps to its limits."""
+    return "; ".join(
+        _verdict(what, [row for row in rows if row.metric.startswith(what)], limit)
+        for what, limit in (("step time", STEP_ERROR), (PEAK, MEMORY_ERROR))
+        if any(row.metric.startswith(what) for row in rows)
+    )
+
+
+def _verdict(what: str, rows: Sequence[Comparison], limit: float) -> str:
+    worst = max(rows, key=lambda row: abs(row.error or 0.0))
+    if worst.error is None:
+        return f"{what} takes nothing"
+    place = "within" if abs(worst.error) <= limit else "outside"
+    return f"{what} predicted {worst.error:+.1%} {place} {percent(limit)}".replace("%", " %").replace("  ", " ")
 
 
 def as_json(rows: Sequence[Comparison]) -> list[dict[str, Any]]:

@@ -58,7 +58,7 @@ def draw(timeline: Timeline, title: str) -> Figure:
     map_in = ROWS * ROW_IN + MARGIN_IN if timeline.segments else 0.0
     figure = Figure(figsize=(WIDTH_IN, TIMELINE_IN + MARGIN_IN + map_in), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    names = [name for name in _ordered(timeline.by_category) if timeline.by_category[name].any()]
+    names = [name for name in ordered(timeline.by_category) if timeline.by_category[name].any()]
     if timeline.segments:
         upper, lower = figure.subplots(2, 1, height_ratios=(TIMELINE_IN, ROWS * ROW_IN))
         _draw_map(lower, timeline)
@@ -71,7 +71,8 @@ def draw(timeline: Timeline, title: str) -> Figure:
     return figure
 
 
-def _ordered(names: Iterable[str]) -> list[str]:
+def ordered(names: Iterable[str]) -> list[str]:
+    """Categories in the order in which they are stacked."""
     known = list(COLOURS)
     return sorted(names, key=lambda name: (known.index(name) if name in COLOURS else len(known), name))
 

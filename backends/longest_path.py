@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,14 +32,10 @@ class LongestPath:
 
     def execute(self, plan: Plan, binding: Binding, seed: int = 0) -> Trace:
         """See `backends.base.Backend.execute`. Equals `simulated` to the last bit where it does not refuse."""
-        schedule = _schedule(plan, binding)
+        schedule = uncontended(plan, binding)
         start, end = (np.array(column) for column in times(schedule, seconds_column(schedule, binding)))
-        events = np.empty(0, EVENTS) if plan.events is None else plan.events
-        memory = Tables(memory_columns(binding, schedule, events, start, end))
-        _refuse_overflow(binding, memory.events)
-        columns = schedule.ops, schedule.lanes, schedule.order
         header = {"backend": self.name, "seed": seed, "hardware": "simulated"}
-        return record(plan, binding, columns, start, end, memory, header)
+        return traced(plan, binding, schedule, start, end, header)
 
     def sample(
         self, plan: Plan, binding: Binding, jitter: Jitter, samples: int, groups: Sequence[IntColumn], seed: int = 0
@@ -53,7 +49,7 @@ class LongestPath:
         ------
         UnsupportedPlan : as `execute`.
         """
-        schedule = _schedule(plan, binding)
+        schedule = uncontended(plan, binding)
         mean_s = np.array(seconds_column(schedule, binding))
         moves = np.isin(schedule.ops["kind"], MOVING_KINDS)
         ends = np.flatnonzero(np.diff(schedule.successors.starts) == 0)
@@ -67,8 +63,33 @@ class LongestPath:
         return np.concatenate(blocks, axis=1)
 
 
-def _schedule(plan: Plan, binding: Binding) -> Schedule:
-    """The schedule of a plan that does not contend."""
+def traced(
+    plan: Plan,
+    binding: Binding,
+    schedule: Schedule,
+    start_s: NDArray[np.float64],
+    end_s: NDArray[np.float64],
+    header: dict[str, Any],
+) -> Trace:
+    """The trace of an `uncontended` schedule at times that are known. ``header``: backend, seed, hardware.
+
+    Raises
+    ------
+    UnsupportedPlan : its memory overflows.
+    """
+    events = np.empty(0, EVENTS) if plan.events is None else plan.events
+    memory = Tables(memory_columns(binding, schedule, events, start_s, end_s))
+    _refuse_overflow(binding, memory.events)
+    return record(plan, binding, (schedule.ops, schedule.lanes, schedule.order), start_s, end_s, memory, header)
+
+
+def uncontended(plan: Plan, binding: Binding) -> Schedule:
+    """The schedule of a plan that does not contend.
+
+    Raises
+    ------
+    UnsupportedPlan : it does.
+    """
     if not isinstance(plan.work, Schedule):
         raise UnsupportedPlan(f"the order of '{plan.method}' depends on time: use backend simulated")
     if binding.allocator.name != "counting":

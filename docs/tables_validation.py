@@ -1,7 +1,8 @@
-"""The table of parameter servers in ``validation.md``, from folders that ``twinrail validate`` wrote.
+"""The tables of ``validation.md``, from folders that ``twinrail validate`` wrote.
 
-``twinrail validate scenarios/library/ps-limited-bandwidth.yaml --out FOLDER``, then ``python -m docs.tables_validation
-FOLDER …``: once, on a machine that has little else to do. No test repeats it.
+``twinrail validate scenarios/library/cpu-validation.yaml --out FOLDER`` and the same of ``ps-limited-bandwidth.yaml``,
+then ``python -m docs.tables_validation FOLDER …``: once, on a machine that has little else to do. A table of which no
+folder is given stays as it is. No test repeats it.
 """
 
 from __future__ import annotations
@@ -10,19 +11,53 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from analysis.text import duration, significant
+from analysis.compare import STEP_ERROR
+from analysis.text import duration, percent, significant
 from docs.tables import fill, markdown
 from scenarios.server_validation import verdict
 
 PAGE = Path(__file__).parent / "validation.md"
 NAME = "servers"
+PIPELINES = "pipelines"
+
+
+def _cells(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    return [cell for folder in folders for cell in json.loads((folder / "validation.json").read_text("utf-8"))]
+
+
+def pipelines(folders: Sequence[Path]) -> str:
+    """A row for each point that is a schedule; the medians of the errors behind them."""
+    rows, times, peaks = list[list[str]](), list[float](), list[float]()
+    for cell in _cells(folders):
+        metrics = {row["metric"]: row for row in cell["metrics"]}
+        step = metrics["step time"]
+        memory = [row for name, row in metrics.items() if name.startswith("peak memory")]
+        worst = max(memory, key=lambda row: abs(row["error"]))
+        times.append(abs(step["error"]))
+        peaks += [abs(row["error"]) for row in memory]
+        measured = f"{duration(step['measured'])} ({duration(step['low'])} – {duration(step['high'])})"
+        sizes = ", ".join(f"{row['measured'] / 1e6:.1f}" for row in memory)
+        predicted = duration(step["predicted"])
+        rows.append([cell["name"], predicted, measured, _signed(step), sizes, _signed(worst)])
+    heads = ["point", "predicted", "measured (least – most)", "error", "peaks counted (MB)", "worst error"]
+    within = sum(error <= STEP_ERROR for error in times)
+    found = (
+        f"Step time: median error {100 * median(times):.1f} %, {within} of {len(times)} within {percent(STEP_ERROR)}. "
+        f"Peak memory: median error {100 * median(peaks):.2f} %, worst {100 * max(peaks):.1f} %."
+    )
+    return f"{markdown(heads, rows)}\n\n{found}"
+
+
+def _signed(row: dict[str, Any]) -> str:
+    return f"{100 * row['error']:+.1f} %"
 
 
 def servers(folders: Sequence[Path]) -> str:
     """A row for each group of points, a column for each number of workers."""
-    cells = [cell for folder in folders for cell in json.loads((folder / "validation.json").read_text("utf-8"))]
+    cells = _cells(folders)
     workers = sorted({cell["workers"] for cell in cells})
     groups = list(dict.fromkeys(cell["group"] for cell in cells))
     rows = []
@@ -43,7 +78,12 @@ def _figures(cell: dict[str, Any]) -> str:
 
 def main() -> None:
     """Fill the page."""
-    PAGE.write_text(fill(PAGE.read_text("utf-8"), {NAME: servers([*map(Path, sys.argv[1:])])}), "utf-8")
+    folders = [*map(Path, sys.argv[1:])]
+    real = [folder for folder in folders if "metrics" in _cells([folder])[0]]
+    texts = {PIPELINES: pipelines(real)} if real else {}
+    if others := [folder for folder in folders if folder not in real]:
+        texts[NAME] = servers(others)
+    PAGE.write_text(fill(PAGE.read_text("utf-8"), texts), "utf-8")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,12 @@ def at_odds(document: Document, planners: Planners | None) -> Iterator[Wrong]:
     yield from _names(model, cluster)
     yield from _links_of_devices(cluster)
     yield from graph_at_odds(cluster, ("cluster",))
-    for path, what in ((("model", "profile"), "a PipeDream profile"), (("schedule", "csv"), "a schedule in CSV")):
+    for path, what in (
+        (("model", "profile"), "a PipeDream profile"),
+        (("model", "huggingface"), "the config.json of a Hugging Face model"),
+        (("schedule", "csv"), "a schedule in CSV"),
+        (("cluster", "file"), "a cluster of twinrail import"),
+    ):
         yield from _file(_mapping(data.get(path[0])).get(path[1]), path, document.directory(path), what)
     if "csv" in schedule and "name" not in schedule:
         yield from _keys_of_file(schedule)
@@ -152,14 +157,19 @@ def _names(model: Mapping[str, Any], cluster: Mapping[str, Any]) -> Iterator[Wro
         ("models", ("model", "name"), model.get("name")),
         ("clusters", ("cluster", "preset"), cluster.get("preset")),
         *(("devices", ("cluster", key), cluster.get(key)) for key in ("device", "host")),
-        *(
-            ("devices", ("cluster", "nodes", index, "device"), node.get("device"))
-            for index, node in _mappings(cluster.get("nodes"))
-        ),
     ]
     for kind, path, name in named:
         if isinstance(name, str) and name not in (known := shipped(kind)):
             yield Wrong(path, f"unknown {kind[:-1]} {shown(name)}", _hint(name, known))
+    yield from devices_at_odds(cluster, ("cluster",))
+
+
+def devices_at_odds(section: Mapping[str, Any], path: KeyPath) -> Iterator[Wrong]:
+    """Devices of ``nodes`` that do not exist."""
+    known = shipped("devices")
+    for index, node in _mappings(section.get("nodes")):
+        if isinstance(name := node.get("device"), str) and name not in known:
+            yield Wrong((*path, "nodes", index, "device"), f"unknown device {shown(name)}", _hint(name, known))
 
 
 def _hint(name: str, known: Iterable[str]) -> str:

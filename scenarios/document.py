@@ -21,12 +21,12 @@ MAX_DEPTH = 32
 KeyPath = tuple[str | int, ...]
 
 ALTERNATIVES: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "model": (("name",), ("profile",), ("layers",), ("uniform",)),
+    "model": (("name",), ("profile",), ("layers",), ("uniform",), ("huggingface", "sequence")),
     "uniform": (("backward",), ("backward_input", "backward_weight")),
-    "cluster": (("preset",), ("devices",), ("workers",), ("nodes", "links")),
+    "cluster": (("preset",), ("file",), ("devices",), ("workers",), ("nodes", "links")),
     "schedule": (("name",), ("csv",)),
     "partition": (("method",), ("cuts",)),
-    "sweep": (("points",), ("grid",)),
+    "sweep": (("points",), ("grid",), ("random",), ("latin_hypercube",)),
     "jitter": (("lognormal",), ("uniform",), ("compute", "communication", "apply")),
     **dict.fromkeys(
         ("compute", "communication", "apply"), (("lognormal",), ("uniform",), ("exponential",), ("empirical",))

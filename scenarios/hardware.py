@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import lru_cache
+from pathlib import Path
 
-from scenarios.consistency import graph_at_odds
+from scenarios.consistency import devices_at_odds, graph_at_odds
 from scenarios.load import load_document, shipped
 from scenarios.schema import Cluster as ClusterSection
 from scenarios.schema import ClusterFile, ClusterNode, DeviceFile, LinkSettings
@@ -32,10 +33,17 @@ def device_spec(name: str) -> DeviceSpec:
     )
 
 
-def build_cluster(section: ClusterSection) -> Cluster:
-    """The cluster of a scenario."""
+def build_cluster(section: ClusterSection, folder: Path = Path()) -> Cluster:
+    """The cluster of a scenario; ``folder`` is what its ``file`` is relative to.
+
+    Raises
+    ------
+    ScenarioError : what is wrong in that file, each fault with file and line.
+    """
     if section.preset is not None:
-        return _preset(section)
+        return _from_file(section, shipped("clusters")[section.preset])
+    if section.file is not None:
+        return _from_file(section, folder / section.file)
     if section.devices is not None:
         return _equal_devices(section, section.devices)
     if section.workers is not None:
@@ -45,10 +53,10 @@ def build_cluster(section: ClusterSection) -> Cluster:
     return Cluster("inline", nodes, _links(section.links or (), None))
 
 
-def _preset(section: ClusterSection) -> Cluster:
-    assert section.preset is not None
-    document = load_document(shipped("clusters")[section.preset])
-    file = validate(ClusterFile, document, graph_at_odds(document.data, ()))
+def _from_file(section: ClusterSection, path: Path) -> Cluster:
+    document = load_document(path)
+    unknown = devices_at_odds(document.data, ())
+    file = validate(ClusterFile, document, [*unknown, *graph_at_odds(document.data, ())])
     nodes = tuple(_node(node, section.device, section.concurrency) for node in file.nodes)
     changed = [text for text, given in (("device", section.device), ("link", section.link)) if given is not None]
     source = file.source + (f"; {' and '.join(changed)} as set by the scenario" if changed else "")

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -281,6 +282,7 @@ def dump(data: Mapping[str, Any]) -> str:
     return text.getvalue()
 
 
+@lru_cache
 def shipped(kind: Kind) -> dict[str, Path]:
     """The YAML files that come with Twinrail, by name."""
     folder = Path(__file__).parent / kind

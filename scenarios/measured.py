@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from scenarios.document import Document
 from scenarios.load import dump, load_document
 from scenarios.quantities import BytesPerSecond, Seconds
 from scenarios.schema import Count, Name
@@ -40,6 +41,9 @@ class MeasuredFile(Section):
     dtype: Dtype = Field(description="the number format")
     optimizer: Optimizer = Field(description="whose update was timed")
     update: Seconds = Field(description="the time of updating all parameters")
+    overlap_gain: Annotated[float, Field(ge=1, le=2)] | None = Field(
+        None, description="how much faster forward and backward are at once: for concurrency: {shared: gain}"
+    )
     machine: dict[str, str] = Field(description="processor and versions")
     layers: Annotated[Many[MeasuredLayer], Field(min_length=1)] = Field(description="a list of layers")
     link: MeasuredLink | None = None
@@ -66,6 +70,16 @@ def write(path: Path, content: dict[str, Any]) -> None:
         path.write_text(dump(content), encoding="utf-8")
     except OSError as error:
         raise ScenarioError.of([Fault(f"cannot write there: {error.strerror}", "--out", str(path))]) from None
+
+
+def warning(path: str | None, document: Document) -> str | None:
+    """What to warn of where a scenario's ``model.measured`` is from another machine than this one."""
+    from backends.torch.fingerprint import fingerprint
+
+    if path is None:
+        return None
+    profile = read(document.directory("model.measured") / path)
+    return other_machine(profile, fingerprint("cuda" if "gpu" in profile.machine else "cpu"))
 
 
 def other_machine(profile: MeasuredFile, here: dict[str, str]) -> str | None:

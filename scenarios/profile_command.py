@@ -114,6 +114,7 @@ def _common(found: Profile, training: Training) -> dict[str, Any]:
     return {
         "optimizer": training.optimizer,
         "update": seconds(found.update.median_s),
+        "overlap_gain": round(found.overlap_gain, 3),
         "machine": found.fingerprint,
     }
 

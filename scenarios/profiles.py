@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from scenarios import measured
+from scenarios import huggingface, measured
 from scenarios.document import Document
 from scenarios.layer_table import layer_table
 from scenarios.load import load_document, shipped
@@ -34,6 +34,11 @@ def build_profile(
         return _from_machine(scenario, document, samples)
     if model.name is not None:
         return _from_table(shipped_table(model.name), scenario, cluster, samples)
+    if model.huggingface is not None:
+        assert model.sequence is not None
+        path = document.directory("model.huggingface") / model.huggingface
+        table = huggingface.read_table(path, model.sequence, model.attention or "eager")
+        return _from_table(table, scenario, cluster, samples)
     profile = _measured(model, document) if model.profile is not None else _written_out(model)
     return profile.at(samples)
 

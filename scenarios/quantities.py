@@ -151,6 +151,14 @@ BANDWIDTH = Quantity("a bandwidth", _BYTES_PER_S, "16 GB/s", zero=False, confusi
 ARITHMETIC_RATE = Quantity(
     "a computing rate", _units("FLOP/s", _DECIMAL, _PETA), "11.76 TFLOP/s", False, _FLOP_CONFUSIONS
 )
+PRICE = Quantity(
+    "a price",
+    {"USD/s": Decimal(3600), "USD/min": Decimal(60), "USD/hour": Decimal(1), "USD/day": Decimal(1) / 24},
+    "3.20 USD/hour",
+    False,
+    {written: "write USD/hour" for written in ("USD", "USD/h", "$/hour", "$/h", "dollars/hour")},
+)
+"""In USD per hour, as clouds ask it."""
 WORK = Quantity("an amount of work", _units("FLOP", _DECIMAL, _PETA), "30 GFLOP")
 
 Seconds = Annotated[float, BeforeValidator(TIME.read), WithJsonSchema(TIME.json_schema())]
@@ -163,6 +171,8 @@ BytesPerSecond = Annotated[float, BeforeValidator(BANDWIDTH.read), WithJsonSchem
 """Bytes per second, above 0."""
 FlopsPerSecond = Annotated[float, BeforeValidator(ARITHMETIC_RATE.read), WithJsonSchema(ARITHMETIC_RATE.json_schema())]
 """Floating-point operations per second, above 0."""
+UsdPerHour = Annotated[float, BeforeValidator(PRICE.read), WithJsonSchema(PRICE.json_schema())]
+"""US dollars per hour, above 0."""
 Flops = Annotated[float, BeforeValidator(WORK.read), WithJsonSchema(WORK.json_schema())]
 """Floating-point operations, 0 or more."""
 

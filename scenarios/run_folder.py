@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 from analysis import chrome_trace, gantt, pytorch_snapshot, result, samples, steady
 from backends import longest_path
 from backends.base import load
-from scenarios import long_run
+from scenarios import long_run, price
 from scenarios.compose import compose
 from scenarios.document import Document
 from scenarios.load import dump
+from scenarios.planned import Planned
 from scenarios.points import Point, parse_points
 from scenarios.variation import jitter_of
 from sim.binding import Binding
@@ -52,20 +53,26 @@ def read_points(document: Document) -> list[Point]:
     for index, point in enumerate(points):
         name = point_name(point)
         if name in seen:
-            message = f"two points are named '{name}'"
-            faults.append(document.fault(("sweep", "points", index, "name"), message, "give each point a name"))
+            faults.append(doubled(document, index, name))
         seen[name] = index
     if faults:
         raise ScenarioError.of(faults)
     return points
 
 
+def doubled(document: Document, index: int, name: str) -> Fault:
+    """What is wrong where a point has the name of an earlier one."""
+    message = f"two points are named '{name}'"
+    return document.fault(("sweep", "points", index, "name"), message, "give each point a name")
+
+
 def point_name(point: Point) -> str:
-    """The name of a point: its own, or its schedule's, or what a grid set in it."""
+    """The name of a point: its own; or what a grid set in it; or its schedule's where whole sections were set."""
     own = point.overrides.get("name")
     if own is not None:
         return str(own)
-    if not any("." in path for path in point.overrides):
+    whole = any(isinstance(value, Mapping) for value in point.overrides.values())
+    if not any("." in path for path in point.overrides) and (whole or not point.overrides):
         return point.scenario.schedule.method
     return ", ".join(f"{path.rsplit('.', 1)[-1]}={_words(value)}" for path, value in point.overrides.items())
 
@@ -75,16 +82,19 @@ def _words(value: Any) -> str:
     return " ".join(map(str, value.values())) if isinstance(value, Mapping) else str(value)
 
 
-def run_point(point: Point, scenario: str, served: Mapping[str, Any] = {}) -> Outcome:
-    """Compose, execute, analyse; ``served`` are keywords of `backends.torch.run` for real parameter servers."""
+def run_point(point: Point, scenario: str, served: Mapping[str, Any] = {}, planned: Planned | None = None) -> Outcome:
+    """Compose, execute, analyse; ``served`` are keywords of `backends.torch.run` for real parameter servers.
+
+    ``planned``: see `scenarios.compose.compose`.
+    """
     name, wanted = point_name(point), point.scenario
     if served and wanted.backend != "torch":
         options = ", ".join(f"--{option}" for option in served)
         raise ScenarioError(f"{options} has no influence on backend {wanted.backend}: use --backend torch")
     if wanted.steady_state:
         run = long_run.play(wanted, point.document, lambda trace: result.compute(trace, scenario, name))
-        return Outcome(name, run.trace, {**run.result, "overrides": point.overrides})
-    plan, binding = compose(wanted, point.document)
+        return Outcome(name, run.trace, {**run.result, **price.costs(wanted, run.result), "overrides": point.overrides})
+    plan, binding = compose(wanted, point.document, planned=planned)
     execute = _with_servers(served) if served else load(wanted.backend).execute
     trace = execute(plan, binding, wanted.seed)
     found = result.compute(trace, scenario, name)
@@ -93,7 +103,7 @@ def run_point(point: Point, scenario: str, served: Mapping[str, Any] = {}) -> Ou
         groups, jitter = samples.watched(trace, over), jitter_of(wanted.jitter, point.document)
         latest_s = longest_path.BACKEND.sample(plan, binding, jitter, wanted.samples, groups, wanted.seed)
         found["samples"] = samples.compute(trace, over, latest_s)
-    return Outcome(name, trace, {**found, "overrides": point.overrides})
+    return Outcome(name, trace, {**found, **price.costs(wanted, found), "overrides": point.overrides})
 
 
 def _with_servers(served: Mapping[str, Any]) -> Callable[[Plan, Binding, int], Trace]:
@@ -122,19 +132,40 @@ def write(folder: Path, document: Document, outcomes: Sequence[Outcome], table: 
     ScenarioError : the folder cannot be written.
     """
     with writing(folder):
-        traces = folder / "traces"
-        traces.mkdir(exist_ok=True)
-        (folder / "scenario.yaml").write_text(dump(document.data), encoding="utf-8")
-        (folder / "result.json").write_text(to_json([outcome.result for outcome in outcomes]), encoding="utf-8")
-        (folder / "table.txt").write_text(table, encoding="utf-8")
+        write_scenario(folder, document)
         for number, outcome in enumerate(outcomes, 1):
-            stem = f"{number:02d}-{file_name(outcome.name)}"
-            outcome.trace.save(traces / f"{stem}.npz")
-            events = json.dumps(chrome_trace.export(outcome.trace), separators=(",", ":"))
-            (traces / f"{stem}.json").write_text(events, encoding="utf-8")
-            if outcome.trace.header["allocator"]["name"] == "caching":
-                snapshot.dump(traces / f"{stem}.pickle", pytorch_snapshot.export(outcome.trace))
-        gantt.plot({outcome.name: outcome.trace for outcome in outcomes}, folder / "gantt.png")
+            write_trace(folder, number, outcome.name, outcome.trace)
+        traces = {outcome.name: outcome.trace for outcome in outcomes}
+        write_summary(folder, [outcome.result for outcome in outcomes], table, traces)
+
+
+def write_scenario(folder: Path, document: Document) -> None:
+    """Write the resolved scenario into a run folder."""
+    (folder / "scenario.yaml").write_text(dump(document.data), encoding="utf-8")
+
+
+def trace_file(folder: Path, number: int, name: str) -> Path:
+    """Where the trace of a point is, the first being number 1."""
+    return folder / "traces" / f"{number:02d}-{file_name(name)}.npz"
+
+
+def write_trace(folder: Path, number: int, name: str, trace: Trace) -> None:
+    """Write the trace of one point in all formats, its own last: where that is, all are."""
+    path = trace_file(folder, number, name)
+    path.parent.mkdir(exist_ok=True)
+    events = json.dumps(chrome_trace.export(trace), separators=(",", ":"))
+    path.with_name(f"{path.stem}.json").write_text(events, encoding="utf-8")
+    if trace.header["allocator"]["name"] == "caching":
+        snapshot.dump(path.with_name(f"{path.stem}.pickle"), pytorch_snapshot.export(trace))
+    trace.save(path)
+
+
+def write_summary(folder: Path, results: Sequence[dict[str, Any]], table: str, traces: Mapping[str, Trace]) -> None:
+    """Write what tells of all points together."""
+    (folder / "result.json").write_text(to_json(results), encoding="utf-8")
+    (folder / "table.txt").write_text(table, encoding="utf-8")
+    if traces:
+        gantt.plot(traces, folder / "gantt.png")
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, Strict, ValidationError
@@ -98,7 +99,7 @@ def _wrong_keys(kind: type[Section], data: Any, path: KeyPath) -> Iterator[Wrong
     """Keys missing, unknown, reserved, without a value or at odds with each other, here and in the sections below."""
     if not isinstance(data, dict):
         return
-    keys, hints = kind.keys(), set[str | None]()
+    keys, hints = _known(kind), set[str | None]()
     for key, value in data.items():
         if key in kind.reserved:
             yield Wrong((*path, key), "reserved: not in this version")
@@ -107,14 +108,20 @@ def _wrong_keys(kind: type[Section], data: Any, path: KeyPath) -> Iterator[Wrong
             yield Wrong((*path, key), f"unknown key {shown(key)}", hint or f"known: {', '.join(keys)}")
         elif value is None:
             yield Wrong((*path, key), "has no value")
-    given = data.keys() | {key for key in keys if nearest(key, (key,)) in hints}  # one slip, one fault
-    for key, (required, annotation) in keys.items():
+    given = data.keys() | {key for key in keys if hints and nearest(key, (key,)) in hints}  # one slip, one fault
+    for key, (required, below) in keys.items():
         if required and key not in given:
             yield Wrong((*path, key), f"missing: {required}")
-        if (below := _section_in(annotation)) is not None:
+        if below is not None:
             for index, item in _items(data.get(key)):
                 yield from _wrong_keys(below, item, (*path, key, *index))
     yield from _odd_company(kind, given, path)
+
+
+@lru_cache
+def _known(kind: type[Section]) -> Mapping[str, tuple[str, type[Section] | None]]:
+    """Every key with its description (empty where optional), and the section below it, if any."""
+    return {key: (required, _section_in(annotation)) for key, (required, annotation) in kind.keys().items()}
 
 
 def _odd_company(kind: type[Section], given: Set[str], path: KeyPath) -> Iterator[Wrong]:

@@ -1,8 +1,8 @@
 """``twinrail validate``: profile, simulate, execute, compare, in one folder.
 
-The scenario says what to do; how long its layers and messages take on this machine is measured first, with as many
-processes at work at once as the run will have, and put in place of its figures. Then it is simulated once and executed
-several times, points taking turns, so that what the machine does meanwhile touches all of them.
+The scenario says what to do; how long its layers and messages take on this machine is measured, with as many processes
+at work at once as the run has, and put in place of its figures. Measuring and running take turns, and so do points, so
+that what the machine does meanwhile touches all of them; what is predicted comes of the medians of what was measured.
 """
 
 from __future__ import annotations
@@ -12,28 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis import compare, gantt
-from analysis.compare import Comparison
+from analysis.compare import Comparison, Peaks
 from analysis.text import percent, significant
 from backends.base import load
-from scenarios import measured, profile_command, schema
-from scenarios.architecture import shipped_architecture
+from scenarios import schema
+from scenarios.bench import Bench, Subject, subject_of
 from scenarios.compose import Composed, compose
 from scenarios.document import Document
 from scenarios.load import apply_sets, dump
 from scenarios.points import Point
-from scenarios.profiles import shipped_table
 from scenarios.run_folder import file_name, point_name, to_json, writing
-from sim.errors import Fault, ScenarioError, UnsupportedPlan
+from sim.errors import Fault, ScenarioError
 from sim.planners import PLANNERS
-from sim.schedule import Schedule
 from sim.trace import Trace
-from sim.training import Training
 
 if TYPE_CHECKING:
     from backends.torch import Outcome
-
-STEP_ERROR, MEMORY_ERROR = 0.08, 0.01
-"""What a prediction may miss by: of the step time, and of the peak of live memory."""
 
 COLUMNS = ("metric", "predicted", "measured", "± spread", "error")
 
@@ -49,9 +43,16 @@ class Validation(NamedTuple):
     @property
     def verdict(self) -> str:
         """In one line."""
-        step = compare.headline(self.rows)
-        close = step.error is not None and abs(step.error) <= STEP_ERROR
-        return f"step time predicted {_error(step)} {'within' if close else 'outside'} {percent(STEP_ERROR)}"
+        return compare.verdict(self.rows)
+
+
+class _Case(NamedTuple):
+    """A point as it runs: its subject on this machine, and its plan, whose stages are cut once and for all."""
+
+    point: Point
+    subject: Subject
+    composed: Composed
+    cuts: str
 
 
 def validate(
@@ -64,34 +65,56 @@ def validate(
     ScenarioError : the scenario is wrong, or has nothing that can be executed here.
     """
     _check(points)
-    prepared = [_prepared(point, folder, advance) for point in points]
+    bench = Bench(folder)
+    subjects = [subject_of(compose(point.scenario, point.document), str(point.scenario.model.name)) for point in points]
     runs: list[list[Trace]] = [[] for _ in points]
-    peaks: list[Mapping[str, int]] = []
-    for number, (point, (plan, binding)) in enumerate(zip(points, prepared, strict=True)):
-        outcome = _execute(point, Composed(plan, binding), oversubscribe, count_memory=True)
-        peaks.append({binding.devices[device]: peak for device, peak in outcome.done.peaks.items()})
-        advance(f"{point_name(points[number])}: memory")
+    cases: list[_Case] = []
     for repeat in range(repeats):
-        for point, composed, traces in zip(points, prepared, runs, strict=True):
-            traces.append(_execute(point, composed, oversubscribe).trace)
-            advance(f"{point_name(point)}: run {repeat + 1}")
+        for subject in dict.fromkeys(subjects):
+            bench.measure(subject)
+            advance(f"{subject.model}: profile {repeat + 1}")
+        cases = cases or [_case(point, subject, bench) for point, subject in zip(points, subjects, strict=True)]
+        for case, traces in zip(cases, runs, strict=True):
+            traces.append(_execute(case, oversubscribe).trace)
+            advance(f"{point_name(case.point)}: run {repeat + 1}")
     found = []
-    for point, composed, traces, peak in zip(points, prepared, runs, peaks, strict=True):
-        predicted = load("simulated").execute(*composed, point.scenario.seed)
-        found.append(Validation(point_name(point), predicted, tuple(traces), compare.compute(predicted, traces, peak)))
+    for case, traces in zip(cases, runs, strict=True):
+        found.append(_compared(case, traces, bench, oversubscribe))
+        advance(f"{point_name(case.point)}: memory")
     return found
 
 
 def steps(points: Sequence[Point], repeats: int) -> int:
-    """How often ``advance`` is called."""
-    return len(points) * (repeats + 2)
+    """How often ``advance`` is called at most."""
+    return len(points) * (2 * repeats + 1)
 
 
-def _execute(point: Point, composed: Composed, oversubscribe: bool, count_memory: bool = False) -> Outcome:
+def _case(point: Point, subject: Subject, bench: Bench) -> _Case:
+    composed = _with(point.document, bench.figures(subject))
+    cuts = [first for first, _ in composed.plan.partition[1:]]
+    return _Case(point, subject, composed, f"{{cuts: {cuts}}}" if cuts else "")
+
+
+def _compared(case: _Case, traces: Sequence[Trace], bench: Bench, oversubscribe: bool) -> Validation:
+    """Predict with what was measured all along, and count the memory of one more run."""
+    from backends.torch.predicted_peak import predicted_peaks
+
+    figures = {**bench.figures(case.subject), **({"partition": case.cuts} if case.cuts else {})}
+    plan, binding = _with(case.point.document, figures)
+    predicted = load("simulated").execute(plan, binding, case.point.scenario.seed)
+    counted = _execute(case, oversubscribe, count_memory=True).done.peaks
+    peaks = {
+        binding.devices[device]: Peaks(played, counted[device])
+        for device, played in predicted_peaks(plan, binding, predicted).items()
+    }
+    return Validation(point_name(case.point), predicted, tuple(traces), compare.compute(predicted, traces, peaks))
+
+
+def _execute(case: _Case, oversubscribe: bool, count_memory: bool = False) -> Outcome:
     from backends import torch
 
-    seed = point.scenario.seed
-    return torch.run(*composed, seed, oversubscribe=oversubscribe, count_memory=count_memory)
+    seed = case.point.scenario.seed
+    return torch.run(*case.composed, seed, oversubscribe=oversubscribe, count_memory=count_memory)
 
 
 def _check(points: Sequence[Point]) -> None:
@@ -107,47 +130,13 @@ def _check(points: Sequence[Point]) -> None:
         raise ScenarioError.of(faults)
 
 
-def _prepared(point: Point, folder: Path, advance: Callable[[str], None]) -> Composed:
-    """A point with the figures of this machine in place of its own."""
-    from backends.torch.fingerprint import fingerprint
-
-    scenario = point.scenario
-    plan, binding = compose(scenario, point.document)
-    if not isinstance(plan.work, Schedule):
-        raise UnsupportedPlan(f"'{plan.method}' is no static schedule: see docs/validation.md for parameter servers")
-    samples = int(binding.samples) // (plan.work.shape.micro_batches * plan.work.shape.replicas)
-    processes = len({lane.device for lane in plan.work.lanes})
-    name = f"{scenario.model.name}-{samples}-{processes}.yaml"
-    file = folder / name
-    if not file.exists() or measured.other_machine(measured.read(file), fingerprint()):
-        _measure(str(scenario.model.name), samples, processes, scenario.training, file)
-    advance(f"{point_name(point)}: profile")
-    link = measured.read(file).link
-    assert link is not None
-    figures = {"model.measured": str(file.resolve())}
-    figures |= {"cluster.link.latency": f"{link.latency} s", "cluster.link.bandwidth": f"{link.bandwidth} B/s"}
-    return _with(point.document, figures)
-
-
 def _with(document: Document, figures: Mapping[str, str]) -> Composed:
     document = apply_sets(document, [f"{path}={value}" for path, value in figures.items()])
     return compose(schema.parse(document, PLANNERS), document)
 
 
-def _measure(model: str, samples: int, processes: int, training: schema.Training, file: Path) -> None:
-    from backends.torch import ping_pong
-    from backends.torch.profiler import profile_together
-
-    how = Training(training.optimizer)
-    found = profile_together(shipped_architecture(model), samples, how, processes)
-    link = ping_pong.measure()
-    content = profile_command.content(model, samples, how, found, shipped_table(model))
-    content["link"] = {"latency": f"{link.latency_s:.6g} s", "bandwidth": f"{link.bytes_per_s:.6g} B/s"}
-    measured.write(file, content)
-
-
-def rows(validation: Validation) -> list[tuple[str, ...]]:
-    """The comparison of one point, for people."""
+def rows(compared: Sequence[Comparison]) -> list[tuple[str, ...]]:
+    """The figures of one point, for people."""
     return [
         (
             row.metric if row.unit in ("s", "B") else f"{row.metric} ({row.unit})",
@@ -156,7 +145,7 @@ def rows(validation: Validation) -> list[tuple[str, ...]]:
             "–" if row.spread is None else percent(row.spread),
             _error(row),
         )
-        for row in validation.rows
+        for row in compared
     ]
 
 

@@ -244,11 +244,16 @@ def _bind_stage(
 
 
 def _recomputing(stage: int, figures: Figures, seconds: dict[Cost, float]) -> dict[BufferKind, float]:
-    """Seconds and buffers of a stage that keeps checkpoints: a segment at a time is recomputed and then released."""
+    """Seconds and buffers of a stage that keeps checkpoints: a segment at a time is recomputed and then released.
+
+    A segment runs again whole, its last layer too, since autograd needs that layer's node; one of a single layer
+    keeps what the layer saves (`sim.checkpointing.plan.of_checkpoints`).
+    """
     first, last = figures.partition[stage]
     layers, kept = figures.profile.layers[first : last + 1], figures.checkpoints[stage]
     segments = [layers[start : end - 1] for start, end in pairwise(kept)]
-    seconds[Cost(OpKind.RECOMPUTE, stage)] = sum(total(segment, "forward_s") for segment in segments)
+    again = [layers[start:end] for start, end in pairwise(kept) if end - start > 1]
+    seconds[Cost(OpKind.RECOMPUTE, stage)] = sum(total(segment, "forward_s") for segment in again)
     return {
         BufferKind.ACTIVATION: max((total(segment, "saved_bytes") for segment in segments), default=0.0),
         BufferKind.CHECKPOINT: sum(layers[vertex - 1].saved_bytes for vertex in kept[1:]),

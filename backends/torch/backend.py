@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from backends.torch import crew, ranks, servers
 from backends.torch.fingerprint import cpu, gpus
-from backends.torch.job import Accelerator, Arithmetic, Done, Job
+from backends.torch.job import Accelerator, Arithmetic, Done, Job, circles
 from backends.torch.refusals import accept
 from backends.torch.servers import Checkpoint, Compute, Place
 from sim.binding import Binding
@@ -156,6 +156,8 @@ def _play(memory: Allocator, start_s: NDArray[np.float64], end_s: NDArray[np.flo
 
 def _hardware(job: Job, binding: Binding, version: str) -> dict[str, Any]:
     """What this machine is, and that the figures of the planned cluster are not its own."""
+    for members in circles(job.schedule):
+        binding.ring_hops(members)  # which makes the links of rings where every two nodes have one
     links = [{"name": link.name, "kind": "gloo", "bytes_per_s": float("inf")} for link in binding.cluster.links]
     hardware = {
         "cpu": cpu(),

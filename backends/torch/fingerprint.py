@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import os
 import platform
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 
 def fingerprint(device: str = "cpu") -> dict[str, str]:
     """Processor, cores or GPU, and the versions that decide how fast PyTorch is."""
-    import torch
-
     found = {
         "cpu": cpu(),
         "cores": str(os.cpu_count()),
         "python": platform.python_version(),
-        "torch": str(torch.__version__),
+        "torch": _torch_version(),
     }
-    if device == "cuda":
+    if device == "cuda" and has_cuda():
+        import torch
+
         found |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
     return found
+
+
+def _torch_version() -> str:
+    """As its package says: importing it takes seconds."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def has_cuda() -> bool:

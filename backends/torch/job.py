@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +19,8 @@ SENDS = (OpKind.SEND_ACTIVATION, OpKind.SEND_GRADIENT)
 
 Arithmetic = Literal["float32", "float64"]
 
-Accelerator = Literal["cpu", "cuda"]
+Accelerator = Literal["cpu", "cuda", "meta"]
+"""Where ops compute; tensors on ``meta`` have sizes and no data, and no process of a crew runs there."""
 
 Arrays = tuple[NDArray[np.floating[Any]], ...]
 """One array per parameter of a stage, in the order of its layers."""
@@ -77,6 +79,10 @@ class Failed(NamedTuple):
     time_s: float
     op: int
     traceback: str
+
+
+Watch = Callable[[float, Callable[[], Done]], None]
+"""Told when each update ends, in seconds, with a function that gives what there is then."""
 
 
 class Channel(NamedTuple):

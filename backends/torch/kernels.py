@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from backends.torch.data import Batches, initial, inputs
+from backends.torch.data import Batches, Blank, initial
 from backends.torch.job import Arrays, Done, Job
 from backends.torch.live_bytes import LiveBytes
 from backends.torch.stage import Stage
@@ -36,19 +36,23 @@ class Kernels:
     def __init__(self, job: Job, devices: Sequence[int]) -> None:
         self._job, self._ops, self._shape, self._devices = job, job.schedule.ops, job.schedule.shape, devices
         self._dtype = torch.float32 if job.arithmetic == "float32" else torch.float64
-        self.where = torch.device("cpu")
+        self.where = torch.device("cpu" if job.accelerator == "cpu" else job.accelerator)
         if job.accelerator == "cuda":
             self.where = torch.device("cuda", job.devices.index(devices[0]) % torch.cuda.device_count())
-        self._batches = Batches(job.architecture, job.training.task, job.seed, job.samples, self._dtype)
+        self._host = torch.device("meta" if job.accelerator == "meta" else "cpu")
+        self._batches: Batches | Blank = Blank(job.architecture, job.samples, self._dtype)
+        if job.accelerator != "meta":
+            self._batches = Batches(job.architecture, job.training.task, job.seed, job.samples, self._dtype)
         self._mail: dict[Name, Tensor] = {}
         self._kept: dict[tuple[int, int, int], Arrays] = {}
         self._losses: dict[tuple[int, int], float] = {}
         self._predicted: dict[tuple[int, int, int], Weights] = {}
         self._predicted_for: dict[tuple[int, int, int], tuple[int, Weights]] = {}
-        whole = initial(job.architecture, job.seed, self._dtype)
+        with self._host:
+            whole = initial(job.architecture, job.seed, self._dtype)
         mine = {name for name, device in job.schedule.placement.items() if device in devices}
         self._stages = {name: self._make_stage(name, whole) for name in sorted(mine)}
-        self._arriving = _rehearse(whole, inputs(job.architecture, job.seed, 0, min(job.samples, 2), self._dtype))
+        self._arriving = _rehearse(whole, self._batches.inputs(0)[:2])
         for parameter in whole.parameters():  # stages have their weights; nothing else shall keep a version alive
             parameter.data = parameter.data.new_empty(0)
         whole.to(self.where)
@@ -164,7 +168,8 @@ class Kernels:
             loss = at.forward(
                 micro_batch, arrived, weights, lambda out: cross_entropy(out, target, reduction="sum") / job.batch
             )
-            self._losses[micro_batch, self._pipeline(replica)] = float(loss)
+            if not loss.is_meta:
+                self._losses[micro_batch, self._pipeline(replica)] = float(loss)
         at.weights.release(version)
 
     def _back(self, kind: OpKind, stage: int, micro_batch: int, replica: int, version: int, part: int) -> None:
@@ -208,13 +213,13 @@ class Kernels:
 
     def outgoing(self, op: int) -> Tensor:
         """The tensor that a transfer takes away, in the memory of the host."""
-        return self._mail.pop(self._name(op)).contiguous().cpu()
+        return self._mail.pop(self._name(op)).contiguous().to(self._host)
 
     def room(self, op: int) -> Tensor:
         """An empty tensor in the memory of the host for what a transfer brings."""
         kind, stage, _, _ = self._name(op)
         first, _ = self._job.partition[stage + 1 if kind == OpKind.SEND_ACTIVATION else stage]
-        return torch.empty(self._job.samples, *self._arriving[first], dtype=self._dtype)
+        return torch.empty(self._job.samples, *self._arriving[first], dtype=self._dtype, device=self._host)
 
     def arrived(self, op: int, tensor: Tensor) -> None:
         """Take in what a transfer brought."""
@@ -235,8 +240,14 @@ class Kernels:
             for name, at in self._stages.items()
         }
         copies = {name: at.weights.most_copies for name, at in self._stages.items()}
-        peaks = {} if self._live is None else {self._devices[0]: self._live.history.peak().bytes}
+        peaks = {} if self._live is None else {self._devices[0]: self.peak_bytes}
         return Done(self._kept, weights, copies, self._losses, peaks)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that were alive at once, where they were counted."""
+        assert self._live is not None
+        return self._live.history.peak().bytes
 
 
 def _rehearse(whole: nn.Sequential, sample: Tensor) -> list[torch.Size]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -38,6 +39,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run the operation and take note of what came out."""
         self.history.operations.append(str(func))
         result = args[0].add_(args[1]) if _adds_in_place(func, args) else func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mkldnn_rnn_layer.default and result[3].is_meta:
+            result = *result[:3], _workspace(args)
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
                 self._meet(tensor, ACTIVATIONS)
@@ -75,6 +78,20 @@ def _adds_in_place(func: Any, args: tuple[Any, ...]) -> bool:
         return False
     first, second = args[:2]
     return bool(first.dtype == second.dtype and _references(first) <= _references(second))
+
+
+def _workspace(args: tuple[Any, ...]) -> Tensor:
+    """What oneDNN keeps of a recurrent layer for its backward: PyTorch's meta kernel leaves it empty."""
+    shapes = tuple(tuple(each.shape) if isinstance(each, Tensor) else each for each in args[:7])
+    return torch.empty(_workspace_bytes(shapes, *args[7:8], *args[9:]), dtype=torch.uint8, device="meta")
+
+
+@cache
+def _workspace_bytes(shapes: tuple[tuple[int, ...], ...], reverse: bool, *how: Any) -> int:
+    """Only oneDNN knows: it is asked, once for each shape."""
+    tensors = [torch.zeros(shape, device="cpu") for shape in shapes]
+    found = torch.ops.aten.mkldnn_rnn_layer(*tensors, reverse, [], *how)
+    return int(found[3].untyped_storage().nbytes())
 
 
 def _references(tensor: Tensor) -> int:

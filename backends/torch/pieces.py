@@ -56,6 +56,11 @@ class Piece:
                 setattr(layers[0], name, False)  # what a piece gets belongs to the piece before
 
     @property
+    def layers(self) -> int:
+        """How many layers it has."""
+        return len(self._layers)
+
+    @property
     def parameters(self) -> slice:
         """Which of the stage's parameters are its own."""
         return slice(self.first, self.first + len(self._names))
@@ -102,10 +107,10 @@ class Piece:
 @contextmanager
 def _naming(tape: Tape, weights: Sequence[Tensor]) -> Iterator[None]:
     """Let the graph keep names of the weights, looked up in ``tape.weights`` when backward needs them."""
-    index_of = {weight.untyped_storage().data_ptr(): index for index, weight in enumerate(weights) if weight.numel()}
+    index_of = {weight.untyped_storage()._cdata: index for index, weight in enumerate(weights) if weight.numel()}
 
     def pack(tensor: Tensor) -> Tensor | _Named:
-        index = index_of.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
+        index = index_of.get(tensor.untyped_storage()._cdata) if tensor.numel() else None
         if index is None:
             return tensor
         return _Named(index, tensor.size(), tensor.stride(), int(tensor.storage_offset()))

@@ -1,17 +1,20 @@
 """How long each layer of a model takes on this machine: seconds of every pass, with their spread.
 
 Layers are timed one by one in the order of a training step, and all of them together as a stage runs them: the seconds
-of a layer are its share of the whole, so that stages add up to what a run will take.
+of a layer are its share of the whole, so that stages add up to what a run will take. A stage whose backward is split
+into input and weight gradients runs its layers one by one, so it takes what they take.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,6 +25,7 @@ from torch.nn.functional import cross_entropy
 
 from backends.torch.data import initial, inputs, targets
 from backends.torch.fingerprint import fingerprint
+from backends.torch.heap import keep_freed_memory
 from backends.torch.job import Accelerator
 from backends.torch.pieces import Loss, Piece, Tape, back
 from backends.torch.stage import Stage
@@ -56,10 +60,17 @@ class MeasuredLayer(NamedTuple):
 
 @dataclass(frozen=True)
 class Profile:
-    """A model on this machine, single-threaded as a worker runs it. ``update`` is of all parameters."""
+    """A model on this machine, single-threaded as a worker runs it. ``update`` is of all parameters.
+
+    ``layers`` are of stages that run as a whole, ``split`` of those whose backward is split.
+    ``overlap_gain``: how much faster a forward and a backward are done at once, on two streams of a GPU or by two
+    threads, than one after the other; from 1 to 2.
+    """
 
     layers: tuple[MeasuredLayer, ...]
+    split: tuple[MeasuredLayer, ...]
     update: Seconds
+    overlap_gain: float
     fingerprint: dict[str, str]
 
 
@@ -139,6 +150,7 @@ def _meet(start: Any) -> None:
 
 def _profile_beside(arguments: tuple[Architecture, int, Training, int]) -> Profile:
     """Each process waits here for the others: none measures alone."""
+    keep_freed_memory()
     _START[0].wait()
     return profile_shipped(*arguments)
 
@@ -149,20 +161,28 @@ def merged(profiles: Sequence[Profile]) -> Profile:
     def middle(seconds: Sequence[Seconds]) -> Seconds:
         return Seconds(*np.median(np.array(seconds), axis=0).tolist())
 
-    layers = tuple(
-        MeasuredLayer(*(middle(same) for same in zip(*passes, strict=True)))
-        for passes in zip(*(profile.layers for profile in profiles), strict=True)
-    )
-    return Profile(layers, middle([profile.update for profile in profiles]), profiles[0].fingerprint)
+    def layers(each: Iterable[tuple[MeasuredLayer, ...]]) -> tuple[MeasuredLayer, ...]:
+        return tuple(
+            MeasuredLayer(*(middle(same) for same in zip(*passes, strict=True))) for passes in zip(*each, strict=True)
+        )
+
+    whole, split = layers(profile.layers for profile in profiles), layers(profile.split for profile in profiles)
+    gain = float(np.median([profile.overlap_gain for profile in profiles]))
+    update = middle([profile.update for profile in profiles])
+    return Profile(whole, split, update, gain, profiles[0].fingerprint)
 
 
 class _Step(NamedTuple):
-    """Seconds of one training step: of each layer (forward, input gradient, weight gradient), and of the whole."""
+    """Seconds of one training step: of each layer (forward, input gradient, weight gradient), and of the whole.
+
+    ``overlapped_s``: of a forward and a backward at once.
+    """
 
     layers: list[tuple[float, float, float]]
     forward_s: float
     backward_s: float
     update_s: float
+    overlapped_s: float
 
 
 class _Bench:
@@ -194,7 +214,25 @@ class _Bench:
         self._whole.backward(0, 0, None, weights)
         end = self._now()
         self._whole.update(0)
-        return _Step(layers, middle - begin, end - middle, self._now() - end)
+        return _Step(layers, middle - begin, end - middle, self._now() - end, self._overlapped_s())
+
+    def _overlapped_s(self) -> float:
+        """A backward in a thread of its own beside a forward, each on a stream where there are streams."""
+        weights = self._weights.live
+        self._whole.forward(0, self._x, weights, self._loss)
+        begin = self._now()
+        beside = threading.Thread(target=self._apart, args=(self._whole.backward, 0, 1, None, weights))
+        beside.start()
+        self._apart(self._whole.forward, 1, self._x, weights, self._loss)
+        beside.join()
+        took_s = self._now() - begin
+        self._whole.backward(1, 1, None, weights)
+        self._whole.drop(1)
+        return took_s
+
+    def _apart(self, work: Callable[..., Any], *arguments: Any) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()) if self._device == "cuda" else nullcontext():
+            work(*arguments)
 
     def _step_by_layer(self) -> list[tuple[float, float, float]]:
         weights, passing, tapes = self._weights.live, self._x, list[Tape]()
@@ -222,10 +260,14 @@ class _Bench:
         apart = np.median(of_layers, axis=0).sum(axis=0)
         forward = float(np.median([step.forward_s for step in steps])) / apart[0]
         backward = float(np.median([step.backward_s for step in steps])) / (apart[1] + apart[2])
-        scales = (forward, backward, backward)
-        layers = tuple(
-            MeasuredLayer(*(Seconds.of(of_layers[:, i, each].tolist(), float(scales[each])) for each in range(3)))
-            for i in range(len(self._layers))
-        )
+
+        def layers(*scales: float) -> tuple[MeasuredLayer, ...]:
+            return tuple(
+                MeasuredLayer(*(Seconds.of(of_layers[:, i, each].tolist(), float(scales[each])) for each in range(3)))
+                for i in range(len(self._layers))
+            )
+
         update = Seconds.of([step.update_s for step in steps])
-        return Profile(layers, update, fingerprint(self._device))
+        gain = np.median([(step.forward_s + step.backward_s) / step.overlapped_s for step in steps])
+        whole, split = layers(forward, backward, backward), layers(1, 1, 1)
+        return Profile(whole, split, update, float(np.clip(gain, 1, 2)), fingerprint(self._device))

@@ -14,8 +14,8 @@ from backends.torch.weights import VersionedWeights
 class Stage:
     """Layers in pieces, weights, and what pending backwards hold.
 
-    ``cuts`` are the numbers of the first layers of all pieces but the first. With ``recompute`` a forward keeps the
-    input of each piece only.
+    ``cuts`` are the numbers of the first layers of all pieces but the first. With ``recompute`` a forward keeps only
+    the input of each piece of several layers, which then runs again whole, as under PyTorch's ``use_reentrant=True``.
     """
 
     def __init__(self, layers: nn.Sequential, cuts: Iterable[int], recompute: bool, weights: VersionedWeights) -> None:
@@ -33,7 +33,7 @@ class Stage:
         tapes: list[Tape] = []
         passing, wanted = arrived, arrived.requires_grad
         for piece in self._pieces:
-            run = piece.keep if self._recompute else piece.record
+            run = piece.keep if self._recompute and piece.layers > 1 else piece.record
             tape, passing = run(
                 passing.detach().requires_grad_(wanted), weights, loss if piece is self._pieces[-1] else None
             )
@@ -100,6 +100,10 @@ class Stage:
         """The summed gradients of a part of the parameters, or (−1) of all: what an all-reduce adds up, in place."""
         chosen = self._gradients[update] if part < 0 else self._gradients[update][self._pieces[part].parameters]
         return [gradient for gradient in chosen if gradient is not None]
+
+    def drop(self, update: int) -> None:
+        """Forget the gradients of an update."""
+        del self._gradients[update]
 
     def update(self, update: int) -> list[Tensor]:
         """Apply the gradients of an update; what they were."""

@@ -115,9 +115,11 @@ class Worker:
         import torch
         import torch.distributed as dist
 
+        from backends.torch.heap import keep_freed_memory
         from backends.torch.kernels import Kernels
 
         torch.set_num_threads(1)
+        keep_freed_memory()
         self._kernels = Kernels(self._job, (self._device,))
         if meeting.startswith("file:"):  # all on this machine
             os.environ["GLOO_SOCKET_IFNAME"] = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))

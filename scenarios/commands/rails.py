@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,7 +73,7 @@ def validate(
         found = validation.validate(
             points, folder, repeats, oversubscribe, lambda what: progress.update(task, advance=1, description=what)
         )
-    tables = {each.name: render(validation.COLUMNS, validation.rows(each)) for each in found}
+    tables = {each.name: render(validation.COLUMNS, validation.rows(each.rows)) for each in found}
     validation.write(folder, document, found, tables)
     if json:
         typer.echo(run_folder.to_json(validation.as_json(found)), nl=False)
@@ -101,6 +102,24 @@ def _validate_servers(document: Document, points: Sequence[Point], folder: Path,
     typer.echo(f"{folder}: validation.json, throughput.png, captures of one worker, traces of all runs", err=True)
 
 
+@command("compare")
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder: the prediction")],
+    second: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder with the same points")],
+    out: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="table, figures, and charts")] = None,
+    json: Json = False,
+) -> None:
+    """Set two run folders side by side: a simulated one and a real one, or any two of the same points."""
+    from scenarios import compare_command
+    from scenarios.run_folder import to_json
+
+    found = compare_command.pairs(first, second)
+    tables = [f"{pair.title}{render(compare_command.COLUMNS, compare_command.rows(pair))}" for pair in found]
+    if out is not None:
+        compare_command.write(out, found, "".join(tables))
+    typer.echo(to_json(compare_command.as_json(found)) if json else "".join(tables), nl=False)
+
+
 @command("converge")
 def converge(
     file: File,
@@ -109,24 +128,28 @@ def converge(
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="trainings at once, one core each")] = 1,
     json: Json = False,
 ) -> None:
-    """Train every point of a scenario in the order of its simulation: what do methods learn in cluster time?"""
+    """Train every point of a scenario in the order of its simulation: what do methods learn in cluster time?
+
+    A run that was stopped goes on where it was, if it is to the same folder.
+    """
     from scenarios import converge_command, run_folder
 
     document = read_document(file, sets)
     points, name = run_folder.read_points(document), str(document.data.get("name", "run"))
     wanted = converge_command.check(points)
-    with progress_bar() as progress:
-        task = progress.add_task(name, total=len(converge_command.cases(points, wanted)))
-        found = converge_command.converge(points, wanted, jobs, lambda: progress.advance(task))
-    tables = {"methods": render(converge_command.COLUMNS, converge_command.rows(found))}
-    if found.prediction:
-        rows = converge_command.prediction_rows(found)
-        tables["prediction"] = render(converge_command.PREDICTION_COLUMNS, rows)
     folder = out or (None if json else Path("runs") / f"{run_folder.file_name(name)}-converge")
+    with run_folder.writing(folder) if folder else nullcontext(), progress_bar() as progress:
+        task = progress.add_task(name, total=len(converge_command.cases(points, wanted)))
+        found = converge_command.converge(points, wanted, jobs, lambda: progress.advance(task), folder)
+    table = render(converge_command.COLUMNS, converge_command.rows(found.compared))
+    table += converge_command.gap_text(found.compared)
+    if found.prediction:
+        rows = converge_command.prediction_rows(found.prediction)
+        table += render(converge_command.PREDICTION_COLUMNS, rows)
     if folder is not None:
-        converge_command.write(folder, document, found, tables)
+        converge_command.write(folder, document, found, table)
     if json:
         typer.echo(run_folder.to_json(converge_command.as_json(found)), nl=False)
         return
-    typer.echo("".join(tables.values()), nl=False)
+    typer.echo(table, nl=False)
     typer.echo(f"{folder}: converge.json, converge.png, every loss", err=True)

@@ -39,12 +39,16 @@ def test_layers_add_up_to_the_whole_and_a_view_costs_next_to_nothing() -> None:
 
     layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Flatten(), torch.nn.Linear(4, 2))
     bench = _Bench(layers, torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64), Training(), "cpu")
-    step = _Step([(1.0, 0.0, 2.0), (1.0, 2.0, 0.0), (2.0, 2.0, 2.0)], forward_s=2.0, backward_s=16.0, update_s=0.5)
+    step = _Step([(1.0, 0.0, 2.0), (1.0, 2.0, 0.0), (2.0, 2.0, 2.0)], forward_s=2.0, backward_s=16.0, update_s=0.5, overlapped_s=12.0)
     found = bench.profile([step, step])
     assert [layer.forward.median_s for layer in found.layers] == [0.5, 0.5, 1.0]
+    assert [tuple(seconds.median_s for seconds in layer) for layer in found.split] == step.layers
     assert [layer.backward_input.median_s for layer in found.layers] == [0.0, 4.0, 4.0]
     assert [layer.backward_weight.median_s for layer in found.layers] == [4.0, 0.0, 4.0]
     assert found.update.median_s == 0.5
+    assert found.overlap_gain == 18.0 / 12.0
+    for overlapped_s, gain in ((20.0, 1.0), (8.0, 2.0)):  # no less than one after the other, no more than twice
+        assert bench.profile([step._replace(overlapped_s=overlapped_s)]).overlap_gain == gain
 
 
 def test_the_line_of_a_link_is_recovered() -> None:
@@ -63,6 +67,8 @@ def test_a_profile_is_a_file_that_a_scenario_reads(tmp_path: Path) -> None:
     assert [layer.name for layer in file.layers] == [work.name for work in shipped_table("mlp").layers]
     assert len(file.layers) == len(shipped_architecture("mlp").entries)
     assert all(layer.forward > 0 for layer in file.layers)
+    assert file.overlap_gain is not None
+    assert 1 <= file.overlap_gain <= 2
     assert measured.other_machine(file, file.machine) is None
     assert "cpu" in str(measured.other_machine(file, {**file.machine, "cpu": "another"}))
 

@@ -190,7 +190,7 @@ def test_a_grid_opens_a_preset_and_replaces_alternatives() -> None:
         ("{grid: {}}", ["x.yaml:10: sweep.grid: is empty"]),
         ("{grid: {seed: []}}", ["x.yaml:10: sweep.grid.seed: is empty"]),
         ("{grid: {seed: 3}}", ["x.yaml:10: sweep.grid.seed: expected a list, got 3"]),
-        ("{}", ["x.yaml:10: sweep: expected exactly one of points, grid; got none"]),
+        ("{}", ["x.yaml:10: sweep: expected exactly one of points, grid, random, latin_hypercube; got none"]),
         ("", ["x.yaml:10: sweep: has no value"]),
         ("[]", ["x.yaml:10: sweep: expected keys and values, got a list"]),
         ("{point: []}", ["x.yaml:10: sweep.point: unknown key 'point' (did you mean 'points'?)"]),
@@ -207,8 +207,8 @@ def test_a_grid_opens_a_preset_and_replaces_alternatives() -> None:
         ("{grid: {a..b: [2]}}", ["x.yaml:10: sweep.grid.a..b: expected a path such as"]),
         ("{grid: {cluster.link: [2], cluster: [3]}}", ["x.yaml:10: sweep.grid.cluster.link: is part of 'cluster'"]),
         (
-            "{grid: {seed: [" + "1," * 101 + "], model.batch_size: [" + "1," * 100 + "]}}",
-            ["x.yaml:10: sweep.grid: 10100 points: the limit is 10000"],
+            "{grid: {seed: [" + "1," * 1001 + "], model.batch_size: [" + "1," * 1000 + "]}}",
+            ["x.yaml:10: sweep.grid: 1001000 points: the limit is 1000000"],
         ),
     ],
 )

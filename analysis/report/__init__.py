@@ -1,0 +1,1 @@
+"""A run, a sweep or a validation as one HTML page that needs nothing beside itself."""

@@ -1,0 +1,274 @@
+"""The ``config.json`` of a Hugging Face model as a layer table: decoders like Llama and GPT-2, encoders like BERT.
+
+Each block is two layers of the table, attention and MLP, with their norms and sums. With a sequence of s, width h, a
+heads of d features, k of them for keys and values, and an inner width f, a sample takes forward
+
+    2 s h d (2 a + 2 k) + 4 s² a d   (attention)      2 s h f × 2, or × 3 where it is gated   (MLP)
+
+flops: all pairs of positions count, also those that a causal mask hides, as in PaLM (arXiv 2204.02311, appendix B).
+Kept for backward is what Korthikanti et al. (arXiv 2205.05198) list, without dropout: with k = a, h = a d and f = 4 h
+these are 16 s h elements and, if attention is eager, the a s² of its probabilities. Flash attention neither keeps them
+nor moves them to memory; that its backward computes the scores once more is not counted. Of keys and values that
+several heads share one copy counts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scenarios.layer_options import shown
+from scenarios.text_file import read_text
+from sim.errors import Fault, ScenarioError, nearest
+from sim.model import Kernel, LayerTable, LayerWork
+
+_MOST_BYTES = 1 << 20
+_LARGEST = 10**8
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What the models of a ``model_type`` have in common, and what its configuration calls things.
+
+    ``learned_positions``: besides words (and, ``types``, kinds of text) positions have vectors. ``norm_variables``:
+    tensors of a norm. ``biases``: of queries, keys and values; of the other products.
+    """
+
+    width: str = "hidden_size"
+    layers: str = "num_hidden_layers"
+    heads: str = "num_attention_heads"
+    positions: str = "max_position_embeddings"
+    gated: bool = True
+    learned_positions: bool = False
+    types: bool = False
+    norm_variables: int = 1
+    biases: tuple[bool, bool] = (False, False)
+    head_norms: bool = False
+    tied: bool = False
+
+
+FAMILIES = {
+    "llama": Family(),
+    "mistral": Family(),
+    "qwen2": Family(biases=(True, False)),
+    "qwen3": Family(head_norms=True),
+    "gpt2": Family("n_embd", "n_layer", "n_head", "n_positions", False, True, False, 2, (True, True), False, True),
+    "bert": Family(
+        gated=False, learned_positions=True, types=True, norm_variables=2, biases=(True, True), tied=True
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """The sizes of a model, by the letters of the module's text; ``words`` of the vocabulary."""
+
+    layers: int
+    s: int
+    h: int
+    a: int
+    k: int
+    d: int
+    f: int
+    words: int
+    positions: int
+    types: int
+    tied: bool
+    head: str
+
+
+@dataclass
+class _Reader:
+    """Reads a configuration, collecting faults."""
+
+    text: str
+    file: str
+    content: Mapping[str, Any]
+    faults: list[Fault] = field(default_factory=list)
+
+    def fault(self, key: str, message: str, hint: str | None = None) -> None:
+        at = re.search(rf'"{re.escape(key)}"\s*:', self.text)
+        line = self.text.count("\n", 0, at.start()) + 1 if at else None
+        self.faults.append(Fault(message, key, self.file, line, hint))
+
+    def count(self, key: str, default: int | None = None) -> int:
+        value = self.content.get(key)
+        value = default if value is None else value
+        if type(value) is not int or not 1 <= value <= _LARGEST:
+            self.fault(key, f"expected a whole number from 1 to {_LARGEST}, got {shown(value)}")
+            return 1
+        return value
+
+    def refuse(self, key: str, *understood: Any) -> None:
+        """A setting that changes the layers in a way that is not counted."""
+        if (value := self.content.get(key)) is not None and value not in understood:
+            self.fault(key, f"{shown(value)} is not counted here: only {', '.join(map(str, understood))}")
+
+
+def read_table(path: Path, sequence: int, attention: str) -> LayerTable:
+    """The layer table of a ``config.json`` at ``sequence`` positions; ``attention`` is ``eager`` or ``flash``.
+
+    Raises
+    ------
+    ScenarioError : no such configuration, or a model that is not counted, each fault with file and line.
+    """
+    text = read_text(path, "the config.json of a Hugging Face model", _MOST_BYTES)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        line = error.lineno if isinstance(error, json.JSONDecodeError) else None
+        raise ScenarioError.of([Fault("not JSON: expected a config.json", file=str(path), line=line)]) from None
+    if not isinstance(content, dict):
+        raise ScenarioError.of([Fault("not a mapping: expected a config.json", file=str(path))])
+    reader = _Reader(text, str(path), content)
+    kind = content.get("model_type")
+    if kind not in FAMILIES:
+        hint = nearest(str(kind), FAMILIES) or f"known: {', '.join(FAMILIES)}"
+        reader.fault("model_type", f"{shown(kind)} is not counted here", hint)
+        raise ScenarioError.of(reader.faults)
+    family = FAMILIES[kind]
+    sizes = _sizes(reader, kind, family, sequence)
+    if reader.faults:
+        raise ScenarioError.of(reader.faults)
+    layers = tuple(_layers(family, sizes, attention == "flash"))
+    source = f"{path}: {kind}, {sequence} positions, {attention} attention, without dropout"
+    return LayerTable(kind, sequence, layers, source)
+
+
+def _sizes(reader: _Reader, kind: str, family: Family, sequence: int) -> _Sizes:
+    h, a = reader.count(family.width), reader.count(family.heads)
+    k = a if kind in ("gpt2", "bert") else reader.count("num_key_value_heads", a)
+    given = reader.content.get("head_dim") is not None and kind not in ("gpt2", "bert")
+    if a % k:
+        reader.fault("num_key_value_heads", f"{a} heads do not share {k} of keys and values evenly")
+    if h % a and not given:
+        reader.fault(family.heads, f"{h} features do not split into {a} heads")
+    inner = reader.count("n_inner", 4 * h) if kind == "gpt2" else reader.count("intermediate_size")
+    positions = reader.count(family.positions)
+    if family.learned_positions and sequence > positions:
+        reader.fault(family.positions, f"{positions} positions have vectors, the sequence has {sequence}")
+    window = reader.content.get("sliding_window") if reader.content.get("use_sliding_window", True) else None
+    if type(window) is int and sequence > window:
+        reader.fault("sliding_window", f"a window of {window} in a sequence of {sequence} is not counted here")
+    for key, understood in _UNDERSTOOD.items():
+        reader.refuse(key, *understood)
+    tied = reader.content.get("tie_word_embeddings")
+    return _Sizes(
+        layers=reader.count(family.layers),
+        s=sequence,
+        h=h,
+        a=a,
+        k=k,
+        d=reader.count("head_dim") if given else h // a,
+        f=inner,
+        words=reader.count("vocab_size"),
+        positions=positions if family.learned_positions else 0,
+        types=reader.count("type_vocab_size") if family.types else 0,
+        tied=family.tied if tied is None else tied is True,
+        head=_head(reader, kind),
+    )
+
+
+_UNDERSTOOD: dict[str, tuple[Any, ...]] = {
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "add_cross_attention": (False,),
+    "num_local_experts": (1,),
+    "num_experts": (1,),
+    "quantization_config": (),
+}
+_HEADS = {
+    "bert": {"BertModel": "pooler", "BertForMaskedLM": "masked words"},
+    "gpt2": {"GPT2LMHeadModel": "words", "GPT2Model": ""},
+}
+
+
+def _head(reader: _Reader, kind: str) -> str:
+    """What stands behind the last block, by the first of ``architectures``."""
+    prefix = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}.get(kind, "")
+    known = _HEADS.get(kind, {f"{prefix}ForCausalLM": "words", f"{prefix}Model": ""})
+    given = reader.content.get("architectures")
+    if not given:
+        return next(iter(known.values()))
+    name = given[0] if isinstance(given, list) else given
+    if name not in known:
+        reader.fault("architectures", f"{shown(name)} is not counted here: only {', '.join(known)}")
+    return known.get(name, "")
+
+
+def _layers(family: Family, z: _Sizes, flash: bool) -> Iterator[LayerWork]:
+    vectors = tuple(rows * z.h for rows in (z.words, z.positions, z.types) if rows)
+    looked_up = _kernel(0, z.s + (len(vectors) + 1) * z.s * z.h, vectors, reads=0)
+    post_norm = family.types  # BERT: each norm stands behind its sum, and one behind the embedding
+    embedding = (looked_up, _norm(family, z)) if post_norm else (looked_up,)
+    yield _layer("embedding", z.s * z.h, embedding, len(embedding) * z.s * z.h)
+    for number in range(z.layers):
+        yield _attention(family, z, flash, number)
+        yield _mlp(family, z, number)
+    if not post_norm:
+        yield _layer("norm", z.s * z.h, (_norm(family, z),), z.s * z.h)
+    if z.head == "pooler":
+        yield _layer("pooler", z.h, (_product(1, z.h, z.h, True), Kernel(0, 2 * z.h)), 2 * z.h)
+    elif z.head:
+        yield _words(family, z)
+
+
+def _attention(family: Family, z: _Sizes, flash: bool, number: int) -> LayerWork:
+    queries, keys, scores = z.s * z.a * z.d, z.s * z.k * z.d, z.a * z.s**2
+    bias, out_bias = family.biases
+    projected = [_product(z.s, z.h, heads * z.d, bias) for heads in (z.a, z.k, z.k)]
+    normed = [_kernel(0, 2 * size, (z.d,)) for size in (queries, keys)] if family.head_norms else []
+    product = 2 * z.s**2 * z.a * z.d
+    if flash:
+        core = [Kernel(2 * product, 2 * queries + 2 * keys, operands=2)]
+    else:
+        core = [Kernel(product, queries + keys + scores, operands=2), Kernel(0, 2 * scores)]
+        core += [Kernel(product, queries + keys + scores, operands=2)]
+    out, total = _product(z.s, z.a * z.d, z.h, out_bias), Kernel(0, 3 * z.s * z.h)
+    kept = 2 * z.s * z.h + 2 * queries + 2 * keys + (0 if flash else scores)
+    kept += queries + keys if family.head_norms else 0
+    kernels = (_norm(family, z), *projected, *normed, *core, out, total)
+    return _layer(f"attention{number}", z.s * z.h, kernels, kept)
+
+
+def _mlp(family: Family, z: _Sizes, number: int) -> LayerWork:
+    inner, bias = z.s * z.f, family.biases[1]
+    up = [_product(z.s, z.h, z.f, bias) for _ in range(2 if family.gated else 1)]
+    between = [Kernel(0, 2 * inner)] + ([Kernel(0, 3 * inner)] if family.gated else [])
+    kernels = (_norm(family, z), *up, *between, _product(z.s, z.f, z.h, bias), Kernel(0, 3 * z.s * z.h))
+    return _layer(f"mlp{number}", z.s * z.h, kernels, 2 * z.s * z.h + (4 if family.gated else 2) * inner)
+
+
+def _words(family: Family, z: _Sizes) -> LayerWork:
+    """The head over all words. Tied, its weights are those of the embedding, and only counted there."""
+    tensor, weights = z.s * z.h, z.h * z.words
+    moved = tensor + z.s * z.words
+    product = Kernel(2 * z.s * weights, moved + weights, operands=2) if z.tied else _product(z.s, z.h, z.words, False)
+    if z.head != "masked words":
+        return _layer("head", z.s * z.words, (product,), z.s * z.words)
+    added = _kernel(0, 2 * z.s * z.words, (z.words,))
+    kernels = (_product(z.s, z.h, z.h, True), Kernel(0, 2 * tensor), _norm(family, z), product, added)
+    return _layer("head", z.s * z.words, kernels, 3 * tensor + z.s * z.words)
+
+
+def _norm(family: Family, z: _Sizes) -> Kernel:
+    return _kernel(0, 2 * z.s * z.h, (z.h,) * family.norm_variables)
+
+
+def _product(rows: int, features: int, out: int, bias: bool) -> Kernel:
+    """A linear map of each position; a bias counts as parameters, not as flops."""
+    variables = (features * out, out) if bias else (features * out,)
+    return _kernel(2 * rows * features * out, rows * (features + out), variables)
+
+
+def _kernel(flops: int, moved: int, variables: tuple[int, ...], reads: int = 1) -> Kernel:
+    return Kernel(flops, moved, sum(variables), reads, variables=variables)
+
+
+def _layer(name: str, output: int, kernels: tuple[Kernel, ...], saved: int) -> LayerWork:
+    flops, parameters = sum(each.flops for each in kernels), sum(each.parameter_elements for each in kernels)
+    return LayerWork(name, flops, output, parameters, saved_elements=saved, kernels=kernels)
