@@ -71,6 +71,15 @@ def compute(trace: Trace, measured: Staleness | None = None, occupied: Occupancy
     )
 
 
+def each_step_s(trace: Trace) -> Times:
+    """Seconds of each step that the step time is the mean of; of a round of several mini-batches, their mean."""
+    over = compute(trace)
+    if not over.steady or served_steps.has_servers(trace):
+        return np.array([over.step_time_s])
+    period = math.lcm(*trace.shape.rounds)
+    return np.diff(_completions(trace)[over.first : over.last + 1 : period]) / period
+
+
 def _of_servers(trace: Trace) -> Steady:
     """With parameter servers the step time is that of a worker, and each step makes its own samples."""
     steps, count = served_steps.compute(trace), trace.shape.mini_batches

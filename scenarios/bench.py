@@ -1,4 +1,4 @@
-"""This machine's figures for a point of a scenario: its layers, its messages, its all-reduces, timed again and again."""
+"""This machine's figures for a point of a scenario: its layers, its messages, its all-reduces, timed repeatedly."""
 
 from __future__ import annotations
 

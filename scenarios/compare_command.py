@@ -60,9 +60,11 @@ def _traces(folder: Path) -> dict[str, Path]:
 def _check(folders: Sequence[dict[str, Path]], paths: Sequence[Path]) -> None:
     faults = []
     for (mine, theirs), path in zip((folders, folders[::-1]), paths[::-1], strict=True):
-        for name in mine:
-            if name not in theirs:
-                faults.append(Fault(f"has no point '{name}'", file=str(path), suggestion=nearest(name, [*theirs])))
+        faults += [
+            Fault(f"has no point '{name}'", file=str(path), suggestion=nearest(name, [*theirs]))
+            for name in mine
+            if name not in theirs
+        ]
     if faults:
         raise ScenarioError.of(faults)
 

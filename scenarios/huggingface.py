@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scenarios.layer_options import shown
+from scenarios.quantities import shown
 from scenarios.text_file import read_text
 from sim.errors import Fault, ScenarioError, nearest
 from sim.model import Kernel, LayerTable, LayerWork
@@ -57,9 +57,7 @@ FAMILIES = {
     "qwen2": Family(biases=(True, False)),
     "qwen3": Family(head_norms=True),
     "gpt2": Family("n_embd", "n_layer", "n_head", "n_positions", False, True, False, 2, (True, True), False, True),
-    "bert": Family(
-        gated=False, learned_positions=True, types=True, norm_variables=2, biases=(True, True), tied=True
-    ),
+    "bert": Family(gated=False, learned_positions=True, types=True, norm_variables=2, biases=(True, True), tied=True),
 }
 
 
@@ -95,6 +93,10 @@ class _Reader:
         line = self.text.count("\n", 0, at.start()) + 1 if at else None
         self.faults.append(Fault(message, key, self.file, line, hint))
 
+    def sound(self, *keys: str) -> bool:
+        """Whether nothing is wrong with these values: what they would be at odds with is no fault of its own."""
+        return not any(fault.path in keys for fault in self.faults)
+
     def count(self, key: str, default: int | None = None) -> int:
         value = self.content.get(key)
         value = default if value is None else value
@@ -106,7 +108,8 @@ class _Reader:
     def refuse(self, key: str, *understood: Any) -> None:
         """A setting that changes the layers in a way that is not counted."""
         if (value := self.content.get(key)) is not None and value not in understood:
-            self.fault(key, f"{shown(value)} is not counted here: only {', '.join(map(str, understood))}")
+            only = f": only {', '.join(map(shown, understood))}" if understood else ""
+            self.fault(key, f"{shown(value)} is not counted here{only}")
 
 
 def read_table(path: Path, sequence: int, attention: str) -> LayerTable:
@@ -126,7 +129,7 @@ def read_table(path: Path, sequence: int, attention: str) -> LayerTable:
         raise ScenarioError.of([Fault("not a mapping: expected a config.json", file=str(path))])
     reader = _Reader(text, str(path), content)
     kind = content.get("model_type")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         hint = nearest(str(kind), FAMILIES) or f"known: {', '.join(FAMILIES)}"
         reader.fault("model_type", f"{shown(kind)} is not counted here", hint)
         raise ScenarioError.of(reader.faults)
@@ -143,13 +146,13 @@ def _sizes(reader: _Reader, kind: str, family: Family, sequence: int) -> _Sizes:
     h, a = reader.count(family.width), reader.count(family.heads)
     k = a if kind in ("gpt2", "bert") else reader.count("num_key_value_heads", a)
     given = reader.content.get("head_dim") is not None and kind not in ("gpt2", "bert")
-    if a % k:
+    if a % k and reader.sound(family.heads, "num_key_value_heads"):
         reader.fault("num_key_value_heads", f"{a} heads do not share {k} of keys and values evenly")
-    if h % a and not given:
+    if h % a and not given and reader.sound(family.width, family.heads):
         reader.fault(family.heads, f"{h} features do not split into {a} heads")
     inner = reader.count("n_inner", 4 * h) if kind == "gpt2" else reader.count("intermediate_size")
     positions = reader.count(family.positions)
-    if family.learned_positions and sequence > positions:
+    if family.learned_positions and sequence > positions and reader.sound(family.positions):
         reader.fault(family.positions, f"{positions} positions have vectors, the sequence has {sequence}")
     window = reader.content.get("sliding_window") if reader.content.get("use_sliding_window", True) else None
     if type(window) is int and sequence > window:

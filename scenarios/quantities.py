@@ -156,7 +156,7 @@ PRICE = Quantity(
     {"USD/s": Decimal(3600), "USD/min": Decimal(60), "USD/hour": Decimal(1), "USD/day": Decimal(1) / 24},
     "3.20 USD/hour",
     False,
-    {written: "write USD/hour" for written in ("USD", "USD/h", "$/hour", "$/h", "dollars/hour")},
+    dict.fromkeys(("USD", "USD/h", "$/hour", "$/h", "dollars/hour"), "write USD/hour"),
 )
 """In USD per hour, as clouds ask it."""
 WORK = Quantity("an amount of work", _units("FLOP", _DECIMAL, _PETA), "30 GFLOP")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -110,8 +111,11 @@ def _by_ray(tasks: Iterator[Task], jobs: int, address: str | None) -> Coming:
 
     local = {"num_cpus": jobs, "include_dashboard": False} if address is None else {"address": address}
     try:
+        host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+        if host and port.isdigit():
+            socket.create_connection((host, int(port)), timeout=10).close()  # Ray itself ends the process where none is
         ray.init(log_to_driver=False, logging_level="ERROR", **local)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise ScenarioError(f"--address {address}: no Ray cluster answers there: {error}") from None
     try:
         work, workers = ray.remote(run_task), int(ray.cluster_resources().get("CPU", 1))

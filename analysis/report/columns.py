@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-TYPES = {"Int32": np.dtype("<i4"), "Float64": np.dtype("<f8")}
+TYPES: dict[str, np.dtype[Any]] = {"Int32": np.dtype("<i4"), "Float64": np.dtype("<f8")}
 _ALIGNED = 8
 
 

@@ -46,7 +46,7 @@ class Sweep(NamedTuple):
 
     @property
     def columns(self) -> list[Column]:
-        """A column for each key of the rows: what was swept first unless points are variants with names, errors last."""
+        """A column for each key of the rows: what was swept first unless points are named variants, errors last."""
         keys = dict.fromkeys(key for row in self.rows for key in row)
         swept = (0 if self.is_grid else 2, 0)
         place = {"name": (-1, 0), "why": (1, 1), "error": (3, 0), **dict.fromkeys(self.swept, swept)}

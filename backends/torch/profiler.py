@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -231,7 +230,10 @@ class _Bench:
         return took_s
 
     def _apart(self, work: Callable[..., Any], *arguments: Any) -> None:
-        with torch.cuda.stream(torch.cuda.Stream()) if self._device == "cuda" else nullcontext():
+        if self._device != "cuda":
+            work(*arguments)
+            return
+        with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
             work(*arguments)
 
     def _step_by_layer(self) -> list[tuple[float, float, float]]:

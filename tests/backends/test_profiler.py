@@ -39,7 +39,13 @@ def test_layers_add_up_to_the_whole_and_a_view_costs_next_to_nothing() -> None:
 
     layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Flatten(), torch.nn.Linear(4, 2))
     bench = _Bench(layers, torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64), Training(), "cpu")
-    step = _Step([(1.0, 0.0, 2.0), (1.0, 2.0, 0.0), (2.0, 2.0, 2.0)], forward_s=2.0, backward_s=16.0, update_s=0.5, overlapped_s=12.0)
+    step = _Step(
+        [(1.0, 0.0, 2.0), (1.0, 2.0, 0.0), (2.0, 2.0, 2.0)],
+        forward_s=2.0,
+        backward_s=16.0,
+        update_s=0.5,
+        overlapped_s=12.0,
+    )
     found = bench.profile([step, step])
     assert [layer.forward.median_s for layer in found.layers] == [0.5, 0.5, 1.0]
     assert [tuple(seconds.median_s for seconds in layer) for layer in found.split] == step.layers

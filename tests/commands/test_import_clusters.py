@@ -129,7 +129,9 @@ def test_two_sockets_without_nvlinks(built: Callable[..., Cluster]) -> None:
 
 def test_more_nvlinks_than_ports_are_a_switch(built: Callable[..., Cluster]) -> None:
     cluster = built("topo", NVSWITCH, "--device", "h100")
-    assert all(figures(cluster, f"gpu{a}", f"gpu{b}") == (2, pytest.approx(18 * 20.6)) for a, b in permutations(range(4), 2))
+    assert all(
+        figures(cluster, f"gpu{a}", f"gpu{b}") == (2, pytest.approx(18 * 20.6)) for a, b in permutations(range(4), 2)
+    )
     assert len(cluster.hosts) == 1
     told = built("topo", NVSWITCH, "--device", "h100", "--nvlink", "25 GB/s")
     assert figures(told, "gpu0", "gpu1") == (2, 450)

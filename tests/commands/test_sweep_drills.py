@@ -108,6 +108,17 @@ def test_other_engines_give_identical_rows(tmp_path: Path, engine: str, package:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("engine", "package"), [("dask", "distributed"), ("ray", "ray")])
+def test_an_address_where_nobody_answers(tmp_path: Path, engine: str, package: str) -> None:
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: it comes with the extra 'engines'")
+    folder = scenario(tmp_path / "x", SCENARIO % ("in_order", 1, 4))
+    running = start(folder, "--engine", engine, "--address", "127.0.0.1:9")
+    _, errors = running.communicate(timeout=120)
+    assert (running.returncode, "answers there" in errors.decode()) == (2, True), errors.decode()
+
+
+@pytest.mark.slow
 def test_a_dask_cluster_by_address(tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed", reason="it comes with the extra 'engines'")
     text = SCENARIO % ("in_order", 1, 40)

@@ -254,7 +254,8 @@ def test_rows_of_a_data_base_are_read_and_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "results.sqlite"
     base = sqlite3.connect(file)
     base.execute(
-        'CREATE TABLE points (key TEXT, point, name TEXT, "s.stages", "c.rate", "c.rate_bytes_per_s", samples_per_s, error)'
+        "CREATE TABLE points "
+        '(key TEXT, point, name TEXT, "s.stages", "c.rate", "c.rate_bytes_per_s", samples_per_s, error)'
     )
     base.execute("CREATE TABLE about (name, value)")
     base.execute('INSERT INTO about VALUES (\'parameters\', \'["s.stages", "c.rate", "c.rate_bytes_per_s"]\')')

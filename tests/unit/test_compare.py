@@ -21,7 +21,7 @@ TEXT = """
 name: small
 model: {batch_size: 8, uniform: {forward: 10 ms, backward: 20 ms, activation: 1 MB, parameters: 4 MB, update: 1 ms}}
 cluster: {devices: 2, link: {kind: in_order, latency: 0 s, bandwidth: 1 GB/s}}
-schedule: {name: one_f_one_b, stages: 2, micro_batches: 4, mini_batches: 3}
+schedule: {name: one_f_one_b, stages: 2, micro_batches: 4, mini_batches: 5}
 """
 
 
@@ -84,3 +84,11 @@ def test_the_mean_of_an_op_kind_leaves_the_first_step_out(trace: Trace) -> None:
     )
     assert mean.predicted == pytest.approx(0.001)
     assert mean.measured == pytest.approx(0.0015)
+
+
+def test_a_pause_in_one_step_is_not_the_step_time(trace: Trace) -> None:
+    after = trace.end_s[(trace.ops["kind"] == OpKind.UPDATE) & (trace.ops["micro_batch"] == 2)].max()
+    late = replace(trace, start_s=trace.start_s + (trace.start_s >= after), end_s=trace.end_s + (trace.end_s > after))
+    assert late.makespan_s == pytest.approx(trace.makespan_s + 1)
+    (step,) = (row for row in compare.compute(trace, [late]) if row.metric == "step time")
+    assert step.error == pytest.approx(0)
