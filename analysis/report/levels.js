@@ -61,17 +61,9 @@ class Memory extends Levels {
   }
 
   stack(context, item) {
-    const base = item.y + this.tall, scale = this.tall / item.top, reserved = [];
+    const base = item.y + this.tall, scale = this.tall / item.top, reserved = [], runs = [];
     let next = Math.max(above(item.time_s, this.view.from) - 1, 0), from = GUTTER, shown = -1;
-    const flush = (x) => {
-      let y = base;
-      for (const each of shown < 0 ? [] : item.categories) {
-        const high = each.bytes[shown] * scale;
-        context.fillStyle = each.colour;
-        context.fillRect(from, y - high, x - from, high);
-        y -= high;
-      }
-    };
+    const flush = (x) => { if (shown >= 0) runs.push({ from, wide: x - from, shown, y: base }); };
     for (let x = GUTTER; x < this.right; x++) {
       const until = this.time(x + 1);
       let best = item.time_s[next] <= until ? next : -1, held = best < 0 || !item.reserved ? 0 : item.reserved[best];
@@ -87,6 +79,14 @@ class Memory extends Levels {
       if (item.reserved) reserved.push([x, base - held * scale]);
     }
     flush(this.right);
+    for (const each of item.categories) {
+      context.fillStyle = each.colour;
+      for (const run of runs) {
+        const high = each.bytes[run.shown] * scale;
+        run.y -= high;
+        if (high) context.fillRect(run.from, run.y, run.wide, high);
+      }
+    }
     if (item.reserved) this.dashes(context, reserved, this.colours.ink);
     if (!item.shows) return;
     const y = base - item.capacity_bytes * scale;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from analysis.report.tables import UNITS, Column, column
+from analysis.report.tables import UNITS, Column, column, is_number
 
 Result = Mapping[str, Any]
 Row = dict[str, Any]
@@ -69,7 +69,7 @@ class Sweep(NamedTuple):
     def figures(self) -> list[Column]:
         """The columns that hold numbers and are no parameters (whose names are paths)."""
         given = [each for each in self.columns if each.key not in self.swept and "." not in each.key]
-        return [each for each in given if any(_is_number(row.get(each.key)) for row in self.rows)]
+        return [each for each in given if any(is_number(row.get(each.key)) for row in self.rows)]
 
     @property
     def best_first(self) -> list[Row]:
@@ -83,13 +83,7 @@ def _ending(column: Column) -> str:
 
 
 def _rate(row: Row) -> float:
-    return next(
-        (float(row[key]) for key in ("samples_per_s", "measured_steps_per_s") if _is_number(row.get(key))), -1.0
-    )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return next((float(row[key]) for key in ("samples_per_s", "measured_steps_per_s") if is_number(row.get(key))), -1.0)
 
 
 def of_results(results: Iterable[Result]) -> list[Row]:

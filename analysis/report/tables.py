@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from analysis.text import significant
 
@@ -60,37 +60,41 @@ def table(columns: Sequence[Column], rows: Iterable[Row], caption: str) -> str:
     columns = [each for each in columns if any(row.get(each.key) is not None for row in rows)]
     if not columns:
         return ""
-    head = "".join(_head(each, rows) for each in columns)
-    body = "\n".join(f"<tr>{''.join(_cell(each, row.get(each.key)) for each in columns)}</tr>" for row in rows)
+    figures = [any(is_number(row.get(each.key)) for row in rows) for each in columns]
+    head = "".join(map(_head, columns, figures))
+    body = "\n".join(f"<tr>{''.join(_cells(columns, figures, row))}</tr>" for row in rows)
     return (
         f'<div class="wide"><table class="sorts"><caption>{escape(caption)}</caption>\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>\n"
     )
 
 
-def _head(column: Column, rows: Sequence[Row]) -> str:
+def _head(column: Column, figure: bool) -> str:
     unit = f' <span class="unit">{escape(column.unit)}</span>' if column.unit else ""
-    kind = ' class="figure"' if any(_is_number(row.get(column.key)) for row in rows) else ""
+    kind = ' class="figure"' if figure else ""
     return f'<th scope="col"{kind}><button type="button">{escape(column.title)}{unit}</button></th>'
 
 
-def _cell(column: Column, value: Any) -> str:
+def _cells(columns: Sequence[Column], figures: Sequence[bool], row: Row) -> Iterator[str]:
     """A number is shown with three digits and sorts by all of them; anything else sorts as text."""
-    if not _is_number(value):
-        return f"<td>{escape(NONE if value is None else str(value))}</td>"
-    if column.signed:
-        size = "close" if abs(value) <= CLOSE else "off" if abs(value) <= OFF else "far"
-        text, kind = f"{100 * value:+.1f}", f"figure {size}"
-    else:
-        text, kind = number(float(value) * column.per), "figure"
-    return f'<td class="{kind}" data-value="{float(value)!r}">{text}</td>'
+    for each, figure in zip(columns, figures, strict=True):
+        value, kind = row.get(each.key), "figure" if figure else ""
+        if not is_number(value):
+            yield f'<td class="{kind}">{escape(NONE if value is None else str(value))}</td>'
+            continue
+        text = number(float(value) * each.per)
+        if each.signed:
+            kind += " close" if abs(value) <= CLOSE else " off" if abs(value) <= OFF else " far"
+            text = f"{100 * value:+.1f}" if abs(value) >= LEAST else "0.0"
+        yield f'<td class="{kind}" data-value="{float(value)!r}">{text}</td>'
 
 
-CLOSE, OFF = 0.08, 0.15
-"""Errors up to the first are what `twinrail validate` aims at; beyond the second a prediction misleads."""
+LEAST, CLOSE, OFF = 0.0005, 0.08, 0.15
+"""Errors below the first are shown as 0, up to the second are what validation aims at, beyond the third mislead."""
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether a cell is a figure."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

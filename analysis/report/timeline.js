@@ -1,4 +1,4 @@
-// What every lane does: ops as bars, runs of ops narrower than a pixel as one bar as dense as they are.
+// What every lane does: ops as bars; those narrower than a pixel as one column, parted by kind, as dense as they are.
 
 const COMPUTE = 26, MOVE = 13, APART = 8, THIN = 1.5, DIM = 0.22, ODD = 0.72;
 
@@ -15,9 +15,9 @@ class Timeline extends Pane {
     for (const row of track.rows) {
       y += row.device !== device && device >= 0 ? APART : 0;
       const height = row.computes ? COMPUTE : MOVE, reach = new Float64Array(row.ops.length);
-      const starts = Float64Array.from(row.ops, (op) => start[op]);
+      const [starts, lengths] = [(op) => start[op], (op) => end[op] - start[op]].map((of) => Float64Array.from(row.ops, of));
       row.ops.forEach((op, index) => { reach[index] = Math.max(end[op], index ? reach[index - 1] : 0); });
-      this.rows.push({ ...row, y, height, starts, reach, first: row.device !== device });
+      this.rows.push({ ...row, y, height, starts, lengths, reach, first: row.device !== device });
       y += height + 1;
       device = row.device;
     }
@@ -61,32 +61,40 @@ class Timeline extends Pane {
   }
 
   bars(context, row) {
-    const { start_s: start, end_s: end, kind: kinds, micro_batch: number } = this.track.ops, view = this.view;
+    const { kind: kinds, micro_batch: number } = this.track.ops, view = this.view;
     const scale = (this.right - GUTTER) / (view.to - view.from), hovered = this.hovered, size = this.track.micro_batches;
     const last = above(row.starts, view.to);
     [context.font, context.textAlign, context.textBaseline] = ["11px system-ui, sans-serif", "center", "middle"];
     const room = context.measureText(this.widest).width + 4; // numbers stand in all ops of a width, or in none
-    let pixel = -1, busy = 0, longest = -1, most = -1;
+    const parts = new Float64Array(this.kinds.length), columns = this.kinds.map(() => []);
+    let pixel = -1, busy = 0;
     const flush = () => {
       if (pixel < 0) return;
-      context.globalAlpha = Math.max(Math.min(busy, 1), 0.12) * (hovered < 0 ? 1 : DIM);
-      context.fillStyle = this.kinds[longest].colour;
-      context.fillRect(pixel, row.y, 1, row.height);
+      const dense = Math.max(Math.min(busy, 1), 0.12) * (hovered < 0 ? 1 : DIM);
+      let y = row.y;
+      for (let kind = 0; kind < parts.length; kind++) {
+        if (parts[kind] < 0) continue;
+        const high = (busy ? parts[kind] / busy : 1) * row.height;
+        columns[kind].push(pixel, y, high, dense);
+        y += high;
+      }
       pixel = -1;
     };
     for (let index = above(row.reach, view.from); index < last; index++) {
-      const op = row.ops[index], kind = this.kinds[kinds[op]], lit = hovered >= 0 && this.alike(op, hovered);
-      const left = GUTTER + (start[op] - view.from) * scale, width = (end[op] - start[op]) * scale;
+      const op = row.ops[index], lit = hovered >= 0 && this.alike(op, hovered);
+      const left = GUTTER + (row.starts[index] - view.from) * scale, width = row.lengths[index] * scale;
       if (width < THIN && !lit) {
         if (Math.floor(left) !== pixel) {
           flush();
-          [pixel, busy, most] = [Math.floor(left), 0, -1];
+          [pixel, busy] = [Math.floor(left), 0];
+          parts.fill(-1);
         }
         busy += width;
-        if (width > most) [most, longest] = [width, kinds[op]];
+        parts[kinds[op]] = Math.max(parts[kinds[op]], 0) + width;
         continue;
       }
       flush();
+      const kind = this.kinds[kinds[op]];
       const from = Math.max(left, GUTTER - 2), wide = Math.max(Math.min(left + width, this.right + 2) - from, THIN);
       const odd = !kind.moves && (kind.whole ? number[op] : Math.floor(number[op] / size)) % 2;
       context.globalAlpha = (odd ? ODD : 1) * (hovered < 0 || lit ? 1 : DIM);
@@ -96,6 +104,13 @@ class Timeline extends Pane {
       if (width > room && row.computes && !kind.whole) this.inscribe(context, String(number[op]), from + wide / 2, row, kind);
     }
     flush();
+    columns.forEach((some, kind) => { // by kind: to change the colour for each would take most of the time
+      context.fillStyle = this.kinds[kind].colour;
+      for (let at = 0; at < some.length; at += 4) {
+        context.globalAlpha = some[at + 3];
+        context.fillRect(some[at], some[at + 1], 1, some[at + 2]);
+      }
+    });
     context.globalAlpha = 1;
   }
 

@@ -8,19 +8,18 @@ from typing import Any
 import numpy as np
 
 from analysis import memory_plot, memory_timeline, usage, utilization
-from analysis.gantt import STYLES, UNNUMBERED
+from analysis.gantt import STYLES
 from analysis.report.columns import Columns
 from sim.ops import OpKind
 from sim.recording import MOVING_KINDS
-from sim.schedule import OPS
+from sim.schedule import OPS, PASS_KINDS
 from sim.trace import Trace
 
 Json = dict[str, Any]
-_MOVES, _WHOLE = frozenset(MOVING_KINDS), frozenset(UNNUMBERED) | {OpKind.ALL_REDUCE}
 
 
 def kinds() -> list[Json]:
-    """What each kind of op is called and how it looks, by its code."""
+    """What each kind of op is called and how it looks, by its code. ``whole``: named by mini-batch, not micro-batch."""
     return [
         {
             "text": kind.text,
@@ -28,8 +27,8 @@ def kinds() -> list[Json]:
             "label": STYLES[kind].label,
             "colour": STYLES[kind].colour,
             "ink": STYLES[kind].ink,
-            "moves": kind in _MOVES,
-            "whole": kind in _WHOLE,
+            "moves": kind in MOVING_KINDS,
+            "whole": kind not in PASS_KINDS,
         }
         for kind in OpKind
     ]

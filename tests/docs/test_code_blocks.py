@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -67,7 +67,16 @@ def matches(shown: str, output: str) -> bool:
     return re.fullmatch(pattern, "\n".join(line.rstrip() for line in output.rstrip().splitlines())) is not None
 
 
-PARAMETERS = [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES if blocks(page)]
+SLOW = ("twinrail plan ", "twinrail validate ", "twinrail queue predict ")
+"""What takes many seconds."""
+
+
+def parameter(page: Path) -> Any:
+    marks = [pytest.mark.slow] if any(f"$ {command}" in page.read_text("utf-8") for command in SLOW) else []
+    return pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks)
+
+
+PARAMETERS = [parameter(page) for page in PAGES if blocks(page)]
 
 
 @pytest.mark.parametrize("page", PARAMETERS)
