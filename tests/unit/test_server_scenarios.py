@@ -159,7 +159,7 @@ CLUSTERS = {
     "{workers: 3, servers: 1, nic: {workers: 1 GB/s}}": "unknown key 'workers' (did you mean 'worker'?)",
     "{workers: 3, link: {bandwidth: 1 GB/s}}": "of workers and servers it is that of their nic (write cluster.nic)",
     "{workers: 3, link: {kind: fifo}}": "cluster.link.kind: has no influence without cluster.nic",
-    "{workers: 3, concurrency: exclusive}": "'concurrency' belongs with preset or devices",
+    "{workers: 3, concurrency: exclusive}": "'concurrency' belongs with preset or file or devices",
     "{devices: 3, link: {kind: latency}}": "a parameter server needs a node of kind host (write {workers: 8, servers",
     "{devices: 3, host: host, servers: 1, link: {kind: latency}}": "'servers' belongs with workers",
 }
