@@ -352,7 +352,7 @@ def test_time_lines_beyond_what_a_page_holds_are_left_out_and_said_so(folder: Pa
 
 @pytest.mark.slow
 def test_a_hundred_thousand_ops_make_a_page_that_fits_a_mail(tmp_path: Path, play: Callable[..., Trace]) -> None:
-    sets = ("schedule={name: one_f_one_b, stages: 3, micro_batches: 32, mini_batches: 300}",)
+    sets = ("schedule={name: one_f_one_b, stages: 3, micro_batches: 32, mini_batches: 320}",)
     trace = play(PIPELINE, *sets)
     assert len(trace.ops) > 100_000
     page = _render(_written(tmp_path / "run", {"large": trace}))
