@@ -93,7 +93,7 @@ def run_point(point: Point, scenario: str, served: Mapping[str, Any] = {}, plann
         raise ScenarioError(f"{options} has no influence on backend {wanted.backend}: use --backend torch")
     if wanted.steady_state:
         run = long_run.play(wanted, point.document, lambda trace: result.compute(trace, scenario, name))
-        return Outcome(name, run.trace, {**run.result, **price.costs(wanted, run.result), "overrides": point.overrides})
+        return outcome_of(point, run.trace, run.result)
     plan, binding = compose(wanted, point.document, planned=planned)
     execute = _with_servers(served) if served else load(wanted.backend).execute
     trace = execute(plan, binding, wanted.seed)
@@ -103,7 +103,13 @@ def run_point(point: Point, scenario: str, served: Mapping[str, Any] = {}, plann
         groups, jitter = samples.watched(trace, over), jitter_of(wanted.jitter, point.document)
         latest_s = longest_path.BACKEND.sample(plan, binding, jitter, wanted.samples, groups, wanted.seed)
         found["samples"] = samples.compute(trace, over, latest_s)
-    return Outcome(name, trace, {**found, **price.costs(wanted, found), "overrides": point.overrides})
+    return outcome_of(point, trace, found)
+
+
+def outcome_of(point: Point, trace: Trace, found: Mapping[str, Any]) -> Outcome:
+    """A run, with what its scenario adds to what was found in its trace: costs, and what differs from other points."""
+    costs = price.costs(point.scenario, found)
+    return Outcome(point_name(point), trace, {**found, **costs, "overrides": point.overrides})
 
 
 def _with_servers(served: Mapping[str, Any]) -> Callable[[Plan, Binding, int], Trace]:

@@ -21,7 +21,7 @@ from scenarios.compose import Composed, compose
 from scenarios.document import Document
 from scenarios.planned import Planned
 from scenarios.points import Changes, Point, point_of
-from scenarios.run_folder import Outcome, point_name, run_point
+from scenarios.run_folder import Outcome, outcome_of, point_name, run_point
 from scenarios.schema import parse
 from scenarios.sweep_row import Scalar, parameters, scalars
 from sim.costs import seconds_column
@@ -155,5 +155,4 @@ def _played(
 
 
 def _analysed(point: Point, scenario: str, trace: Trace) -> Outcome:
-    name = point_name(point)
-    return Outcome(name, trace, {**result.compute(trace, scenario, name), "overrides": point.overrides})
+    return outcome_of(point, trace, result.compute(trace, scenario, point_name(point)))

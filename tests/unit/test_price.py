@@ -31,6 +31,18 @@ def test_the_gpus_that_run_something_are_paid_for_all_of_the_time(tmp_path: Path
     assert daily["cost_usd_per_1000_samples"] == pytest.approx(found["cost_usd_per_1000_samples"], rel=1e-12)
 
 
+def test_every_point_of_a_sweep_costs_what_it_costs_alone(tmp_path: Path) -> None:
+    """Several points of one schedule are played in columns, the first is not."""
+    given, prices = "price: 3.60 USD/hour", (1, 2, 3, 4)
+    alone = [json.loads(run(tmp_path, given, "--set", f"cluster.price={n} USD/hour").stdout) for n in prices]
+    text = SCENARIO.replace("price: PRICE", given)
+    text += f"sweep: {{grid: {{cluster.price: [{', '.join(f'{n} USD/hour' for n in prices)}]}}}}\n"
+    done = CliRunner().invoke(app, ["sweep", "-", "--json"], input=text)
+    costs = [each["cost_usd_per_1000_samples"] for each in json.loads(done.stdout)]
+    assert costs == [each["cost_usd_per_1000_samples"] for each in alone]
+    assert len({*costs}) == 4
+
+
 def test_without_a_price_there_is_no_cost(tmp_path: Path) -> None:
     assert "cost_usd_per_1000_samples" not in json.loads(run(tmp_path, "cores: 4").stdout)
 
