@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.convergence import Column, Method, smoothed
+from analysis.palette import OKABE_ITO
 from analysis.text import unit_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#785EF0", "#000000")
+COLOURS = (*OKABE_ITO, "#785EF0", "#000000")
 """Okabe and Ito's, and one more: colour-blind readers tell them apart."""
 DASHES = ("-", "--", "-.", ":")
 

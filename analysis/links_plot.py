@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from analysis import utilization
 from analysis.text import unit_of
@@ -18,18 +15,12 @@ WIDTH_IN, LINK_IN, MARGIN_IN, DPI = 12.0, 0.62, 1.1, 140
 COLOUR, FULL = "#56B4E9", "#7A7A7A"
 
 
-def limited(trace: Trace) -> list[int]:
-    """The links that carried something and have a bandwidth."""
-    links = trace.header["links"]
-    return [link for link in np.unique(trace.flows["link"]).tolist() if math.isfinite(links[link]["bytes_per_s"])]
-
-
 def draw(trace: Trace, title: str) -> Figure:
-    """A panel for each link of `limited`, on one axis of time."""
+    """A panel for each link of `analysis.utilization.limited`, on one axis of time."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    shown, (per_s, unit) = limited(trace), unit_of(trace.makespan_s)
+    shown, (per_s, unit) = utilization.limited(trace), unit_of(trace.makespan_s)
     figure = Figure(figsize=(WIDTH_IN, LINK_IN * len(shown) + MARGIN_IN), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False).ravel()

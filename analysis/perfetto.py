@@ -10,15 +10,14 @@ format is a tag (``number << 3 | type``) before each value.
 
 from __future__ import annotations
 
-import math
 import struct
 from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
 
+from analysis import utilization
 from analysis.chrome_trace import carried, live_bytes
-from analysis.intervals import union
 from sim.trace import Trace
 
 _PACKET, _TIMESTAMP, _SEQUENCE, _EVENT, _FLAGS, _DESCRIPTOR = 1, 8, 10, 11, 13, 60
@@ -100,18 +99,15 @@ def _links(trace: Trace) -> Iterator[bytes]:
     Rates within such a time may change and are not recorded; bytes and times are.
     """
     process = len(trace.header["devices"]) + 1
-    for link in np.unique(trace.flows["link"]).tolist():
+    for link in utilization.limited(trace):
         figures, flows = trace.header["links"][link], trace.flows[trace.flows["link"] == link]
-        spans = union(flows["start_s"], flows["end_s"])
-        if not math.isfinite(figures["bytes_per_s"]) or not len(spans.start_s):
-            continue  # a pure delay has no bandwidth to use
-        span = np.searchsorted(spans.start_s, flows["start_s"], side="right") - 1
-        lasting = (span >= 0) & (flows["end_s"] > flows["start_s"])
-        carried_bytes = np.bincount(span[lasting], flows["bytes"][lasting], len(spans.start_s))
-        percent = 100 * carried_bytes / ((spans.end_s - spans.start_s) * figures["bytes_per_s"])
+        starts_s, ends_s, carried_bytes = utilization.together(flows[flows["end_s"] > flows["start_s"]])
+        if not len(starts_s):
+            continue
+        percent = 100 * carried_bytes / ((ends_s - starts_s) * figures["bytes_per_s"])
         track = (1 << 32) + link
         yield _counter(track, process, f"{figures['name']} in use", _nested(_UNIT_NAME, "%"))
-        for start_s, end_s, share in zip(*(column.tolist() for column in (*spans, percent)), strict=True):
+        for start_s, end_s, share in zip(starts_s.tolist(), ends_s.tolist(), percent.tolist(), strict=True):
             yield _sample(track, start_s, share)
             yield _sample(track, end_s, 0.0)
 

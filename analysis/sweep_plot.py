@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.palette import OKABE_ITO
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.cm import ScalarMappable
@@ -16,8 +18,7 @@ if TYPE_CHECKING:
 
 Value = float | str
 DPI = 150
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
-"""Okabe and Ito's, told apart by the colour-blind."""
+COLOURS = (*OKABE_ITO, "#000000", "#999933")
 MOST_CELLS_WITH_TEXT, MOST_TICKS, LONGEST_TICK = 144, 12, 6
 LOGARITHMIC = 30
 """An axis whose largest value is that many times its least is drawn on a logarithmic scale."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,26 @@ class Curve(NamedTuple):
     measured: Sequence[Sequence[float]]
     valid: Sequence[bool]
     predicted: Mapping[str, Sequence[float]]
+
+
+def curves(cells: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
+    """Each group's throughput over its workers; ``cells`` as ``validation.json`` has them."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for cell in sorted(cells, key=lambda cell: int(cell["workers"])):
+        groups.setdefault(cell["group"], []).append(cell)
+    return {name: _curve(some) for name, some in groups.items()}
+
+
+def _curve(cells: Sequence[Mapping[str, Any]]) -> Curve:
+    return Curve(
+        workers=[cell["workers"] for cell in cells],
+        measured=[cell["runs_steps_per_s"] for cell in cells],
+        valid=[cell["valid"] for cell in cells],
+        predicted={
+            "simulated": [cell["simulated_steps_per_s"] for cell in cells],
+            "theory": [cell["theory_steps_per_s"] or float("nan") for cell in cells],
+        },
+    )
 
 
 def plot(curves: Mapping[str, Curve], path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,7 +21,7 @@ def compute(trace: Trace, link: int) -> tuple[Times, Times]:
     figures, flows = trace.header["links"][link], trace.flows[trace.flows["link"] == link]
     flows = flows[flows["end_s"] > flows["start_s"]]
     if figures["kind"] == "fair_share":
-        start_s, end_s, size = _together(flows)
+        start_s, end_s, size = together(flows)
     else:
         start_s, end_s, size = flows["start_s"], flows["end_s"], flows["bytes"]
     rate = size / (end_s - start_s) / float(figures["bytes_per_s"])
@@ -29,8 +31,14 @@ def compute(trace: Trace, link: int) -> tuple[Times, Times]:
     return times, np.where(open_now > 0, share, 0.0)
 
 
-def _together(flows: NDArray[np.void]) -> tuple[Times, Times, Times]:
-    """Start, end and bytes of each time in which at least one flow is under way."""
+def limited(trace: Trace) -> list[int]:
+    """The links that carried something and have a bandwidth: a pure delay has none to use."""
+    links = trace.header["links"]
+    return [link for link in np.unique(trace.flows["link"]).tolist() if math.isfinite(links[link]["bytes_per_s"])]
+
+
+def together(flows: NDArray[np.void]) -> tuple[Times, Times, Times]:
+    """Start, end and bytes of each time in which at least one flow is under way; ``flows`` take time."""
     busy = union(flows["start_s"], flows["end_s"])
     period = np.searchsorted(busy.start_s, flows["start_s"], "right") - 1
     return busy.start_s, busy.end_s, np.bincount(period, flows["bytes"], len(busy.start_s)).astype(np.float64)

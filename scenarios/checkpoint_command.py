@@ -13,6 +13,7 @@ from scenarios.checkpoint_subject import Subject, of_model, of_profile, of_sizes
 from scenarios.load import dump, load_document
 from scenarios.quantities import SIZE, BytesPerSecond, Capacity, WrongValue, format_bytes, printable, shown
 from scenarios.strict import Section, check
+from scenarios.text_file import saving
 from sim.checkpointing import objectives, pytorch, rotor, solvers
 from sim.checkpointing.objectives import MODES, Objective
 from sim.checkpointing.plan import Plan, as_lists, checkpoints, from_lists, of_checkpoints, recomputed, vertices
@@ -313,10 +314,8 @@ def _write(path: Path, result: Mapping[str, Any]) -> None:
     text["mode"] = "reentrant" if result["objective"] == "reentrant" else "non_reentrant"
     if "granularity" in text:
         text["granularity"] = text["granularity"]["name"]
-    try:
+    with saving(path):
         path.write_text(json.dumps(text, indent=2) + "\n" if path.suffix == ".json" else dump(text), "utf-8")
-    except OSError as error:
-        raise ScenarioError.of([Fault(f"cannot write there: {error.strerror}", "--out", str(path))]) from None
 
 
 def read_plan(path: Path) -> tuple[Plan, Mode]:

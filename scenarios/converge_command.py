@@ -20,9 +20,8 @@ from backends.base import load
 from scenarios import unfinished
 from scenarios.compose import compose
 from scenarios.document import Document
-from scenarios.load import dump
 from scenarios.points import Point
-from scenarios.run_folder import point_name, to_json, writing
+from scenarios.run_folder import point_name, to_json, write_scenario, writing
 from scenarios.schema import Converge
 from sim.errors import Fault, ScenarioError
 from sim.program import Program
@@ -246,7 +245,7 @@ def write(folder: Path, document: Document, found: Converged, table: str) -> Non
     ScenarioError : the folder cannot be written.
     """
     with writing(folder):
-        (folder / "scenario.yaml").write_text(dump(document.data), encoding="utf-8")
+        write_scenario(folder, document)
         (folder / "converge.json").write_text(to_json(as_json(found)), encoding="utf-8")
         (folder / "table.txt").write_text(table, encoding="utf-8")
         columns = {
@@ -256,5 +255,5 @@ def write(folder: Path, document: Document, found: Converged, table: str) -> Non
             for what in Run._fields
         }
         np.savez_compressed(folder / "losses.npz", **columns)
-        convergence_plot.plot(found.compared.methods, folder / "converge.png", str(document.data.get("name", "")))
+        convergence_plot.plot(found.compared.methods, folder / "converge.png", document.name)
         unfinished.forget(folder)

@@ -94,6 +94,11 @@ class Document:
         data: dict[str, Any] = self.root.plain()
         return data
 
+    @property
+    def name(self) -> str:
+        """What the scenario is called."""
+        return str(self.data.get("name", "run"))
+
     def place(self, path: KeyPath) -> Place:
         """File, line and written path of a value; of what surrounds it, where there is no such value."""
         node: Node | None = self.root

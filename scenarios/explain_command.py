@@ -122,18 +122,20 @@ class _Again(NamedTuple):
             return []
         plan, binding = self.composed
         base_s = _step_s("simulated", plan, binding, self.seed)
-        reason = _refusal(lambda: _step_s("longest_path", plan, binding, self.seed))
-        if reason is not None:
-            self.notes.append(f"no graph tells what would change: {reason.partition(': use')[0]}; all is run again")
-        return [self._sensitivity(change, more, base_s, reason is None) for change in changes(binding)]
+        try:
+            graph = Graph.of(self.composed)
+        except UnsupportedPlan as error:
+            graph = None
+            self.notes.append(f"no graph tells what would change: {str(error).partition(': use')[0]}; all is run again")
+        return [self._sensitivity(change, more, base_s, graph) for change in changes(binding)]
 
-    def _sensitivity(self, change: Change, more: float, base_s: float, graph: bool) -> dict[str, Any]:
+    def _sensitivity(self, change: Change, more: float, base_s: float, graph: Graph | None) -> dict[str, Any]:
         assert self.composed is not None
         plan, binding = self.composed
         changed = change.apply(binding, more)
         found: dict[str, Any] = {"part": change.name, "more": more, "step_time_s": base_s}
-        if graph:
-            slope_s = slope(self.composed, change)
+        if graph is not None:
+            slope_s = graph.slope(change)
             found |= {
                 "slope_s": slope_s,
                 "linear_step_time_s": base_s + slope_s * more,
@@ -146,41 +148,51 @@ class _Again(NamedTuple):
         return {**found, "simulated_step_time_s": again_s, "speedup": base_s / again_s if again_s else None}
 
 
-def _refusal(attempt: Callable[[], object]) -> str | None:
-    try:
-        attempt()
-    except UnsupportedPlan as error:
-        return str(error)
-    return None
-
-
 def _step_s(backend: str, *run: Any) -> float:
     return steady.compute(load(backend).execute(*run)).step_time_s
 
 
-def slope(composed: Composed, change: Change) -> float:
-    """Seconds by which a step grows (falls, below 0) for each 100 % more of a part, to first order, by the graph.
+class Graph(NamedTuple):
+    """The times of a plan by its graph, and the seconds of each op."""
 
-    A step ends with the last update of a mini-batch. The end of an op is the sum of the durations on its critical path,
-    so it moves by what these move; where paths of equal length compete, to one side. Between t₀ and t₁ of
-    `analysis.steady` a step moves by (∂t₁ − ∂t₀) / n.
-    """
-    plan, binding = composed
-    trace = load("longest_path").execute(plan, binding)
-    assert isinstance(plan.work, Schedule)
-    seconds = seconds_column(plan.work, binding)
-    small = 1e-6
-    after = seconds_column(plan.work, change.apply(binding, small))
-    moved = [(b - a) / small for a, b in zip(seconds, after, strict=True)]
-    over = steady.compute(trace)
+    composed: Composed
+    trace: Trace
+    seconds: list[float]
 
-    def at(time_s: float) -> float:
-        ending = (trace.end_s == time_s).nonzero()[0].tolist()
-        paths = [sum(moved[piece.op] for piece in critical_path.back(trace, op) if piece.op >= 0) for op in ending]
-        return max(paths, default=0.0)
+    @classmethod
+    def of(cls, composed: Composed) -> Graph:
+        """Of a plan in which nothing contends.
 
-    steps = over.last - over.first if over.steady else trace.shape.mini_batches
-    return (at(over.end_s) - (at(over.start_s) if over.start_s else 0.0)) / steps
+        Raises
+        ------
+        UnsupportedPlan : something does.
+        """
+        plan, binding = composed
+        trace = load("longest_path").execute(plan, binding)
+        assert isinstance(plan.work, Schedule)
+        return cls(composed, trace, seconds_column(plan.work, binding))
+
+    def slope(self, change: Change) -> float:
+        """Seconds by which a step grows (falls, below 0) for each 100 % more of a part, to first order.
+
+        A step ends with the last update of a mini-batch. The end of an op is the sum of the durations on its critical
+        path, so it moves by what these move; where paths of equal length compete, to one side. Between t₀ and t₁ of
+        `analysis.steady` a step moves by (∂t₁ − ∂t₀) / n.
+        """
+        plan, binding = self.composed
+        trace, small = self.trace, 1e-6
+        assert isinstance(plan.work, Schedule)
+        after = seconds_column(plan.work, change.apply(binding, small))
+        moved = [(b - a) / small for a, b in zip(self.seconds, after, strict=True)]
+        over = steady.compute(trace)
+
+        def at(time_s: float) -> float:
+            ending = (trace.end_s == time_s).nonzero()[0].tolist()
+            paths = [sum(moved[piece.op] for piece in critical_path.back(trace, op) if piece.op >= 0) for op in ending]
+            return max(paths, default=0.0)
+
+        steps = over.last - over.first if over.steady else trace.shape.mini_batches
+        return (at(over.end_s) - (at(over.start_s) if over.start_s else 0.0)) / steps
 
 
 def changes(binding: Binding) -> Iterator[Change]:

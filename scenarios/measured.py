@@ -12,7 +12,7 @@ from scenarios.load import dump, load_document
 from scenarios.quantities import BytesPerSecond, Seconds
 from scenarios.schema import Count, Name
 from scenarios.strict import Many, Section, validate
-from sim.errors import Fault, ScenarioError
+from scenarios.text_file import saving
 from sim.training import Dtype, Optimizer
 
 
@@ -66,10 +66,8 @@ def write(path: Path, content: dict[str, Any]) -> None:
     ------
     ScenarioError : the file cannot be written.
     """
-    try:
+    with saving(path):
         path.write_text(dump(content), encoding="utf-8")
-    except OSError as error:
-        raise ScenarioError.of([Fault(f"cannot write there: {error.strerror}", "--out", str(path))]) from None
 
 
 def warning(path: str | None, document: Document) -> str | None:

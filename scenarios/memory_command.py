@@ -11,6 +11,7 @@ from analysis import memory_plot, memory_timeline, pytorch_snapshot
 from analysis.memory_timeline import Timeline
 from scenarios.quantities import Capacity, format_bytes, printable, shown
 from scenarios.strict import Section, check
+from scenarios.text_file import saving
 from sim.errors import BadTraceFile, Fault, ScenarioError
 from sim.memory import snapshot as snapshots
 from sim.memory.replay import replay
@@ -157,10 +158,8 @@ def plot_file(file: Path, out: Path, device: int | None) -> None:
         fault = Fault(f"expected a file that ends in {', '.join(IMAGES)}, got {shown(str(out))}", "--out")
         raise ScenarioError.of([fault])
     timeline, title = _timeline(file, device)
-    try:
+    with saving(out):
         memory_plot.plot(timeline, title, out)
-    except OSError as error:
-        raise ScenarioError.of([Fault(f"cannot write there: {error.strerror}", "--out", str(out))]) from None
 
 
 def write_snapshot(file: Path, out: Path) -> None:
@@ -172,10 +171,8 @@ def write_snapshot(file: Path, out: Path) -> None:
     BadTraceFile, UnsupportedPlan : no trace of a run with PyTorch's allocator.
     """
     found = pytorch_snapshot.export(Trace.load(file))
-    try:
+    with saving(out):
         snapshots.dump(out, found)
-    except OSError as error:
-        raise ScenarioError.of([Fault(f"cannot write there: {error.strerror}", "--out", str(out))]) from None
 
 
 def _is_trace(file: Path) -> bool:

@@ -24,8 +24,9 @@ from scenarios.document import Document
 from scenarios.load import dump, nearest_file
 from scenarios.packets_scenario import loaded_servers, scenario_of
 from scenarios.quantities import Seconds, WrongValue, format_bytes, printable, shown
-from scenarios.run_folder import read_points, to_json
+from scenarios.run_folder import read_points, to_json, writing
 from scenarios.strict import Section, check
+from scenarios.text_file import saving
 from sim.errors import Fault, RunFailed, ScenarioError, nearest
 
 SNAPLEN = 128
@@ -137,17 +138,13 @@ def _write(reading: Reading, name: str, options: ReadOptions, out: Path | None) 
         raise ScenarioError.of([Fault("nothing to draw: the capture holds no complete step", "--out", name)])
     if options.yaml and not loaded_servers(reading):
         raise ScenarioError.of([Fault("no server's demands are known, so there is no scenario", "--yaml", name)])
-    where = "--out", str(out)
-    try:
-        if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
+    if out is not None:
+        with writing(out):
             (out / "result.json").write_text(to_json(reading.result), encoding="utf-8")
             timeline_plot.plot(reading, name, out / "timeline.png")
-        if options.yaml is not None:
-            where = "--yaml", options.yaml
+    if options.yaml is not None:
+        with saving(options.yaml, "--yaml"):
             Path(options.yaml).write_text(dump(scenario_of(reading, name)), encoding="utf-8")
-    except OSError as error:
-        raise ScenarioError.of([Fault(f"cannot write there: {error.strerror}", *where)]) from None
 
 
 WORKER_COLUMNS = ("worker", "steps", "download", "compute", "upload", "apply", "overlap", "step", "down", "up", "again")
@@ -268,10 +265,8 @@ def synthesize(document: Document, given: Mapping[str, object]) -> dict[str, Any
     trace = load(scenario.backend).execute(plan, binding, scenario.seed)
     transfers = synthesis.of_trace(trace, binding.cluster)
     records = synthesis.synthesize(transfers, options.segment)
-    try:
+    with saving(options.out):
         synthesis.write(records, Path(options.out))
-    except OSError as error:
-        raise ScenarioError.of([Fault(f"cannot write there: {error.strerror}", "--out", options.out)]) from None
     servers = synthesis.addresses(1 + max(transfer.server for transfer in transfers))
     return {
         "file": options.out,

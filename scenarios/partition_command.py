@@ -14,6 +14,7 @@ from analysis.text import duration
 from scenarios.pipedream import read_graph
 from scenarios.quantities import BytesPerSecond, Capacity, WrongValue, format_bytes, format_rate, printable, shown
 from scenarios.strict import Section, check
+from scenarios.text_file import saving
 from sim.antichains import States, graph_states
 from sim.errors import Fault, ScenarioError
 from sim.graph import ProfileGraph
@@ -62,11 +63,8 @@ def partition_profile(profile: Path, given: Mapping[str, object]) -> dict[str, A
     found = _partition(states, options, profile)
     result = _result(profile, graph, states, options, found)
     if options.plot is not None:
-        try:
+        with saving(options.plot, "--plot"):
             partition_plot.plot(graph, found, _title(result), Path(options.plot))
-        except OSError as error:
-            fault = Fault(f"cannot write there: {error.strerror}", "--plot", options.plot)
-            raise ScenarioError.of([fault]) from None
     return result
 
 

@@ -17,15 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from analysis import result
 from analysis.text import significant
-from backends.base import load
 from scenarios import run_folder
-from scenarios.compose import compose
 from scenarios.document import Document, Node, Place, assign, split
 from scenarios.load import dump
 from scenarios.plan_space import Choice, Space
 from scenarios.planned import Planned
+from scenarios.points import Point
 from scenarios.schema import Scenario, parse
 from sim.bounds import held_by, least_peak_bytes, least_staleness, least_step_s
 from sim.errors import Fault, InfeasibleBudget, OutOfMemory, ScenarioError, TwinrailError
@@ -280,12 +278,11 @@ def simulate(document: Document, planned: Planned, overrides: Overrides) -> dict
     try:
         changed = with_overrides(document, overrides)
         scenario = parse(changed, PLANNERS)
-        trace = load(scenario.backend).execute(*compose(scenario, changed, planned=planned), scenario.seed)
+        found = run_folder.run_point(Point({}, changed, scenario), scenario.name, planned=planned).result
     except OutOfMemory as error:
         return Refused("memory", str(error))
     except TwinrailError as error:
         return Refused("refused", str(error))
-    found = result.compute(trace, scenario.name, scenario.schedule.method)
     if not found["samples_per_s"]:
         return Refused("refused", "nothing takes time")
     return {

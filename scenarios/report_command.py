@@ -12,12 +12,11 @@ from analysis.report import figures
 from analysis.report.page import Page, Point, render
 from analysis.report.points import Sweep, of_results, swept
 from analysis.report.tables import Column, table
-from analysis.throughput_plot import Curve
 from scenarios import report_folder
 from scenarios.load import load_document
 from scenarios.report_folder import Loader
 from scenarios.run_folder import file_name
-from scenarios.text_file import read_text
+from scenarios.text_file import read_text, saving
 from sim.errors import Fault, ScenarioError, nearest
 from sim.trace import Trace
 
@@ -83,9 +82,11 @@ def _runs(folder: Path, loader: Loader, scenario: str) -> tuple[str, list[Point]
         for title, trace in loader.load({"Every lane": traced.file}).items():
             shown = own if "why" in own else result.compute(trace, scenario, traced.name)
             points.append(Point(shown["name"], {title: trace}, shown))
-    sweep = Sweep(of_results(found), swept(found)) if len(found) > 1 else None
+    sweep = None
     if (folder / "results.sqlite").exists():
         sweep = report_folder.stored_points(folder)
+    elif len(found) > 1:
+        sweep = Sweep(of_results(found), swept(found))
     what = "one run" if sweep is None else f"a sweep of {len(sweep.rows):,} points"
     return what, points, sweep
 
@@ -158,10 +159,8 @@ def write(folder: Path, out: Path | None) -> dict[str, Any]:
     """
     page, file = read(folder), out or folder / "report.html"
     text = render(page)
-    try:
+    with saving(file):
         file.write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise ScenarioError.of([Fault(f"cannot write there: {error.strerror}", "--out", str(file))]) from None
     ops = sum(len(trace.ops) for point in page.points for trace in point.traces.values())
     return {
         "page": str(file),
@@ -185,14 +184,12 @@ def draw(folder: Path, out: Path, ending: str) -> list[str]:
             [Fault(f"expected {formats}, got '{ending}'", "--format", suggestion=nearest(ending, figures.FORMATS))]
         )
     written = []
-    try:
+    with saving(out, "--figures"):
         out.mkdir(parents=True, exist_ok=True)
         for stem, figure in _figures(folder):
             name = f"{file_name(stem)}.{ending}"
             figures.save(figure, out / name)
             written.append(name)
-    except OSError as error:
-        raise ScenarioError.of([Fault(f"cannot write there: {error.strerror}", "--figures", str(out))]) from None
     return written
 
 
@@ -209,22 +206,4 @@ def _figures(folder: Path) -> Iterator[tuple[str, Any]]:
     if runs:
         yield from figures.of_runs(runs)
     if (folder / "validation.json").exists() and page.sweep is not None:
-        yield "throughput", throughput_plot.draw(_curves(report_folder.validations(folder)))
-
-
-def _curves(cells: list[dict[str, Any]]) -> dict[str, Curve]:
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for cell in sorted(cells, key=lambda cell: int(cell["workers"])):
-        groups.setdefault(cell["group"], []).append(cell)
-    return {
-        name: Curve(
-            workers=[cell["workers"] for cell in some],
-            measured=[cell["runs_steps_per_s"] for cell in some],
-            valid=[cell["valid"] for cell in some],
-            predicted={
-                "simulated": [cell["simulated_steps_per_s"] for cell in some],
-                "theory": [cell["theory_steps_per_s"] or float("nan") for cell in some],
-            },
-        )
-        for name, some in groups.items()
-    }
+        yield "throughput", throughput_plot.draw(throughput_plot.curves(report_folder.validations(folder)))

@@ -14,6 +14,7 @@ from analysis.text import significant
 from scenarios.results_read import Results, Selected, more_is_better, quoted
 from scenarios.sweep_row import Scalar
 from scenarios.terminal import render
+from scenarios.text_file import saving
 from sim.errors import Fault, ScenarioError
 
 if TYPE_CHECKING:
@@ -106,10 +107,8 @@ def write_parquet(found: Selected, path: Path) -> None:
         raise ScenarioError("--parquet needs pyarrow, which is not installed: use twinrail[parquet]") from None
     rows = list(found.rows)
     columns = {name: _alike([row[index] for row in rows]) for index, name in enumerate(found.columns)}
-    try:
+    with saving(path, "--parquet"):
         parquet.write_table(pyarrow.table(columns), path)
-    except OSError as error:
-        raise ScenarioError.of([Fault(f"cannot write there: {error.strerror}", "--parquet", str(path))]) from None
 
 
 def _alike(values: Sequence[Scalar]) -> Sequence[Scalar]:
@@ -150,10 +149,8 @@ def plot(results: Results, text: str, path: Path) -> None:
     picture = sweep_plot.Picture(
         results.scenario, places, figures, more_is_better(metric), others, heat_map=y in results.parameters
     )
-    try:
+    with saving(path):
         sweep_plot.plot(picture, path)
-    except OSError as error:
-        raise ScenarioError.of([Fault(f"cannot write there: {error.strerror}", "--out", str(path))]) from None
 
 
 def _others(results: Results, axes: Sequence[str]) -> list[str]:

@@ -23,6 +23,7 @@ from scenarios.document import Document
 from scenarios.load import dump
 from scenarios.planned import Planned
 from scenarios.points import Point, parse_points
+from scenarios.text_file import saving
 from scenarios.variation import jitter_of
 from sim.binding import Binding
 from sim.errors import Fault, ScenarioError
@@ -88,9 +89,7 @@ def run_point(point: Point, scenario: str, served: Mapping[str, Any] = {}, plann
     ``planned``: see `scenarios.compose.compose`.
     """
     name, wanted = point_name(point), point.scenario
-    if served and wanted.backend != "torch":
-        options = ", ".join(f"--{option}" for option in served)
-        raise ScenarioError(f"{options} has no influence on backend {wanted.backend}: use --backend torch")
+    refuse_idle(served, wanted.backend)
     if wanted.steady_state:
         run = long_run.play(wanted, point.document, lambda trace: result.compute(trace, scenario, name))
         return outcome_of(point, run.trace, run.result)
@@ -106,6 +105,17 @@ def run_point(point: Point, scenario: str, served: Mapping[str, Any] = {}, plann
     return outcome_of(point, trace, found)
 
 
+def refuse_idle(served: Mapping[str, Any], backend: str) -> None:
+    """Raise where something is said of a real run and none is made."""
+    if served and backend != "torch":
+        options = ", ".join(f"--{_OPTIONS.get(name, name)}" for name in served)
+        raise ScenarioError(f"{options} has no influence on backend {backend}: use --backend torch")
+
+
+_OPTIONS = {"oversubscribe": "allow-oversubscribe"}
+"""Options that are called otherwise than the keyword of `backends.torch.run`."""
+
+
 def outcome_of(point: Point, trace: Trace, found: Mapping[str, Any]) -> Outcome:
     """A run, with what its scenario adds to what was found in its trace: costs, and what differs from other points."""
     costs = price.costs(point.scenario, found)
@@ -116,18 +126,6 @@ def _with_servers(served: Mapping[str, Any]) -> Callable[[Plan, Binding, int], T
     from backends import torch
 
     return lambda plan, binding, seed: torch.run(plan, binding, seed, **served).trace
-
-
-def run_all(
-    points: Sequence[Point], scenario: str, done: Callable[[Outcome], None], served: Mapping[str, Any] = {}
-) -> list[Outcome]:
-    """Run points one after another, telling ``done`` of each."""
-    outcomes = []
-    for point in points:
-        outcome = run_point(point, scenario, served)
-        done(outcome)
-        outcomes.append(outcome)
-    return outcomes
 
 
 def write(folder: Path, document: Document, outcomes: Sequence[Outcome], table: str) -> None:
@@ -182,11 +180,9 @@ def writing(folder: Path) -> Iterator[None]:
     ------
     ScenarioError : it cannot be written.
     """
-    try:
+    with saving(folder):
         folder.mkdir(parents=True, exist_ok=True)
         yield
-    except OSError as error:
-        raise ScenarioError.of([Fault(f"cannot write there: {error.strerror}", "--out", str(folder))]) from None
 
 
 def read(folder: Path) -> list[dict[str, Any]]:

@@ -16,13 +16,12 @@ import numpy as np
 
 from analysis import throughput_plot
 from analysis.text import percent, significant
-from analysis.throughput_plot import Curve
 from scenarios import server_demands, server_testbed
 from scenarios.compose import Composed, compose
 from scenarios.document import Document
-from scenarios.load import apply_sets, dump
+from scenarios.load import apply_sets
 from scenarios.points import Point
-from scenarios.run_folder import file_name, point_name, to_json, writing
+from scenarios.run_folder import file_name, point_name, to_json, write_scenario, writing
 from scenarios.schema import parse
 from scenarios.server_demands import Demands, Predicted
 from scenarios.server_testbed import Run
@@ -253,30 +252,10 @@ def write(folder: Path, document: Document, cells: Sequence[Cell], table: str) -
     traces = folder / "traces"
     with writing(folder):
         traces.mkdir(exist_ok=True)
-        (folder / "scenario.yaml").write_text(dump(document.data), encoding="utf-8")
+        write_scenario(folder, document)
         (folder / "validation.json").write_text(to_json(as_json(cells)), encoding="utf-8")
         (folder / "table.txt").write_text(table, encoding="utf-8")
         for number, cell in enumerate(cells, 1):
             for repeat, run in enumerate(cell.runs, 1):
                 run.trace.save(traces / f"{number:03d}-{file_name(cell.name)}-{repeat}.npz")
-        throughput_plot.plot(_curves(cells), folder / "throughput.png")
-
-
-def _curves(cells: Sequence[Cell]) -> dict[str, Curve]:
-    """Each group's throughput over its workers."""
-    groups: dict[str, list[Cell]] = {}
-    for cell in sorted(cells, key=lambda cell: cell.workers):
-        groups.setdefault(cell.alone.name, []).append(cell)
-    return {name: _curve(some) for name, some in groups.items()}
-
-
-def _curve(cells: Sequence[Cell]) -> Curve:
-    return Curve(
-        workers=[cell.workers for cell in cells],
-        measured=[[run.steps_per_s for run in cell.runs] for cell in cells],
-        valid=[cell.is_valid for cell in cells],
-        predicted={
-            "simulated": [cell.predicted.simulated for cell in cells],
-            "theory": [cell.predicted.theory or float("nan") for cell in cells],
-        },
-    )
+        throughput_plot.plot(throughput_plot.curves(as_json(cells)), folder / "throughput.png")

@@ -68,14 +68,10 @@ def options(
 
 def refuse_measuring_side_by_side(surveyed: Survey, options: Options) -> None:
     """Raise where real runs would disturb each other's times, or what is said of them says nothing."""
-    base, served = surveyed.expansion.base.data, ", ".join(f"--{name}" for name in options.served)
-    real = base.get("backend", "simulated") == "torch"
-    if real and (options.engine != "local" or options.jobs > 1):
+    backend = surveyed.expansion.base.data.get("backend", "simulated")
+    if backend == "torch" and (options.engine != "local" or options.jobs > 1):
         raise ScenarioError("backend torch measures: it runs one point at a time, here, with --engine local --jobs 1")
-    if served and not real:
-        raise ScenarioError(
-            f"{served} has no influence on backend {base.get('backend', 'simulated')}: use --backend torch"
-        )
+    run_folder.refuse_idle(options.served, backend)
 
 
 class Survey(NamedTuple):
@@ -153,14 +149,13 @@ def table_of(document: Document, folder: Path | None, resume: bool) -> Iterator[
     ------
     ScenarioError : the folder cannot be written, another sweep writes there, or its table is damaged.
     """
-    scenario = str(document.data.get("name", "run"))
     with ExitStack() as stack:
         if folder is not None:
             with writing(folder):
                 stack.enter_context(locked(folder))
                 write_scenario(folder, document)
         path = None if folder is None else folder / FILE
-        yield stack.enter_context(closing(ResultsTable(path, scenario, fresh=not resume)))
+        yield stack.enter_context(closing(ResultsTable(path, document.name, fresh=not resume)))
 
 
 def run(
@@ -210,10 +205,9 @@ def _tasks(
     document: Document, surveyed: Survey, keys: Mapping[int, str], served: Mapping[str, Any], pace: _Pace
 ) -> Iterator[Task]:
     """The points that ``keys`` numbers, made again, in tasks of the size that suits the pace."""
-    scenario, base = str(document.data.get("name", "run")), surveyed.expansion.base
     todo = ((number, changes) for number, changes in enumerate(surveyed.expansion.changes()) if number in keys)
     while points := tuple(islice(todo, pace.points)):
-        yield Task(base, scenario, points, surveyed.keep, served, sim.VERSION)
+        yield Task(surveyed.expansion.base, document.name, points, surveyed.keep, served, sim.VERSION)
 
 
 def _swept(table: ResultsTable, ran: int, removed: int) -> Swept:

@@ -69,6 +69,13 @@ def read_document(file: str, sets: Sequence[str] | None, backend: str | None = N
     return apply_sets(load_document(file), [*(sets or ()), *([f"backend={backend}"] if backend else [])])
 
 
+def folder_for(document: Document, out: Path | None, json: bool, what: str = "") -> Path | None:
+    """The folder to write: ``--out``, else one in ``runs`` named by the scenario and ``what``, none for machines."""
+    from scenarios.run_folder import file_name
+
+    return out or (None if json else Path("runs") / f"{file_name(document.name)}{what}")
+
+
 def progress_bar() -> Progress:
     """A bar with an ETA, on a terminal only."""
     from rich.console import Console

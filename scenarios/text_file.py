@@ -1,7 +1,9 @@
-"""Text files from strangers: what is no such file is refused before it is read."""
+"""Files that users name: what is no such file is refused before it is read, what the disk refuses is told."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from scenarios.load import nearest_file
@@ -31,6 +33,20 @@ def read_text(path: Path, what: str, most_bytes: int) -> str:
         hint = nearest_file(path) if refusal == _MISSING else None
         raise ScenarioError.of([Fault(refusal, file=printable(str(path)), suggestion=hint)])
     return text
+
+
+@contextmanager
+def saving(path: Path | str, option: str = "--out") -> Iterator[None]:
+    """Write to a path that an option named; what the disk refuses is the user's fault to mend.
+
+    Raises
+    ------
+    ScenarioError : it cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ScenarioError.of([Fault(f"cannot write there: {error.strerror}", option, str(path))]) from None
 
 
 def _refusal(path: Path, what: str, most_bytes: int) -> str | None:

@@ -116,6 +116,10 @@ class Matrix:
         graph: nx.Graph[str] = nx.Graph()
         graph.add_nodes_from(self.names)
         graph.add_edges_from(pair for pair, how in self.relation.items() if how in levels)
+        return self.components(graph)
+
+    def components(self, graph: nx.Graph[str]) -> list[list[str]]:
+        """The devices that a graph of them joins, each group and the groups in the order of the table."""
         groups = (sorted(group, key=self.names.index) for group in nx.connected_components(graph))
         return sorted(groups, key=lambda group: self.names.index(group[0]))
 
@@ -216,8 +220,7 @@ def _sockets(matrix: Matrix) -> list[list[str]]:
         nx.add_path(graph, group)
     if not by_cores and "SYS" not in matrix.relation.values():
         nx.add_path(graph, matrix.names)
-    groups = (sorted(group, key=matrix.names.index) for group in nx.connected_components(graph))
-    return sorted(groups, key=lambda group: matrix.names.index(group[0]))
+    return matrix.components(graph)
 
 
 def _nvlinks(wiring: _Wiring, matrix: Matrix, known: Generation) -> None:

@@ -19,9 +19,9 @@ from scenarios import schema
 from scenarios.bench import Bench, Subject, subject_of
 from scenarios.compose import Composed, compose
 from scenarios.document import Document
-from scenarios.load import apply_sets, dump
+from scenarios.load import apply_sets
 from scenarios.points import Point
-from scenarios.run_folder import file_name, point_name, to_json, writing
+from scenarios.run_folder import file_name, point_name, to_json, write_scenario, writing
 from sim.errors import Fault, ScenarioError
 from sim.planners import PLANNERS
 from sim.trace import Trace
@@ -170,7 +170,7 @@ def write(folder: Path, document: Document, found: Sequence[Validation], tables:
     traces = folder / "traces"
     with writing(folder):
         traces.mkdir(exist_ok=True)
-        (folder / "scenario.yaml").write_text(dump(document.data), encoding="utf-8")
+        write_scenario(folder, document)
         (folder / "validation.json").write_text(to_json(as_json(found)), encoding="utf-8")
         for number, each in enumerate(found, 1):
             stem = f"{number:02d}-{file_name(each.name)}"

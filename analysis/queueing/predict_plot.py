@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.palette import OKABE_ITO
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Of Okabe and Ito, in turn."""
 SIZE_IN, DPI = (9.6, 4.4), 130
 
@@ -29,7 +30,7 @@ def draw(result: Mapping[str, Any]) -> Figure:
     FigureCanvasAgg(figure)
     throughput, stale = figure.subplots(1, 2)
     for number, network in enumerate(result["networks"]):
-        servers, colour = network["servers"], COLOURS[number % len(COLOURS)]
+        servers, colour = network["servers"], OKABE_ITO[number % len(OKABE_ITO)]
         found = [each for each in result["predictions"] if each["servers"] == servers]
         label = f"{servers} server{'s' * (servers > 1)}"
         _throughput(throughput, found, colour, label)

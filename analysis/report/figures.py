@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis import gantt, links_plot, memory_plot, memory_timeline, staleness, staleness_plot
+from analysis import gantt, links_plot, memory_plot, memory_timeline, staleness, staleness_plot, utilization
 from sim.trace import Trace
 
 if TYPE_CHECKING:
@@ -35,5 +35,5 @@ def of_runs(traces: Mapping[str, Trace]) -> Iterator[tuple[str, Figure]]:
             timeline = memory_timeline.of_trace(trace, device)
             if len(timeline.time_s):
                 yield f"{stem}memory-{device_name}", memory_plot.draw(timeline, f"{name}: {device_name}")
-        if links_plot.limited(trace):
+        if utilization.limited(trace):
             yield f"{stem}links", links_plot.draw(trace, name)

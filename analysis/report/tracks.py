@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -60,7 +59,7 @@ def compute(trace: Trace) -> Json:
         "ops": ops,
         "rows": [row for device in devices for row in _rows(trace, device, columns)],
         "memory": [found for device in devices if (found := _memory(trace, device, columns))],
-        "links": [found for link in np.unique(trace.flows["link"]).tolist() if (found := _link(trace, link, columns))],
+        "links": [_link(trace, link, columns) for link in utilization.limited(trace)],
         "columns": columns.text,
     }
 
@@ -110,10 +109,8 @@ def capacity_bytes(trace: Trace, device: int) -> int | None:
     return known[device] if device < len(known) else None
 
 
-def _link(trace: Trace, link: int, columns: Columns) -> Json | None:
+def _link(trace: Trace, link: int, columns: Columns) -> Json:
     figures = trace.header["links"][link]
-    if not math.isfinite(figures["bytes_per_s"]):
-        return None
     time_s, share = utilization.compute(trace, link)
     return {
         "name": str(figures["name"]),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from scenarios.terminal import File, Json, Out, Sets, command, group, progress_bar, read_document, render
+from scenarios.terminal import File, Json, Out, Sets, command, folder_for, group, progress_bar, read_document, render
 
 queue = group("queue", "Parameter servers as queueing networks.")
 
@@ -44,7 +44,7 @@ def queue_predict(
     """Predict throughput and staleness over workers and servers: simulation, queueing theory and bounds."""
     from analysis.queueing import predict_table
     from scenarios import queue_predict
-    from scenarios.run_folder import file_name, to_json
+    from scenarios.run_folder import to_json
 
     options = {"workers": workers, "servers": servers, "target": target, "steps": steps, "point": point}
     asked = queue_predict.prepare(read_document(file, sets), options)
@@ -52,7 +52,7 @@ def queue_predict(
         task = progress.add_task(asked.name, total=queue_predict.runs(asked))
         result = queue_predict.predict(asked, lambda: progress.advance(task))
     table = render(predict_table.COLUMNS, predict_table.rows(result)) + predict_table.summary(result)
-    folder = out or (None if json else Path("runs") / f"{file_name(asked.name)}-queue")
+    folder = folder_for(asked.document, out, json, "-queue")
     if folder is not None:
         queue_predict.write(folder, result, table)
     typer.echo(to_json(result) if json else table, nl=False)

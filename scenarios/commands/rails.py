@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scenarios.terminal import File, Json, Out, Sets, command, progress_bar, read_document, render
+from scenarios.terminal import File, Json, Out, Sets, command, folder_for, progress_bar, read_document, render
 from sim.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -61,15 +61,15 @@ def validate(
     from scenarios import run_folder, server_validation, validation
 
     document = read_document(file, sets)
-    points, name = run_folder.read_points(document), str(document.data.get("name", "run"))
-    folder = out or Path("runs") / f"{run_folder.file_name(name)}-validation"
+    points = run_folder.read_points(document)
+    folder = out or Path("runs") / f"{run_folder.file_name(document.name)}-validation"
     if server_validation.is_for(points):
         if oversubscribe:
             raise ScenarioError("--allow-oversubscribe has no influence on workers of parameter servers: they sleep")
         _validate_servers(document, points, folder, repeats, json)
         return
     with run_folder.writing(folder), progress_bar() as progress:
-        task = progress.add_task(name, total=validation.steps(points, repeats))
+        task = progress.add_task(document.name, total=validation.steps(points, repeats))
         found = validation.validate(
             points, folder, repeats, oversubscribe, lambda what: progress.update(task, advance=1, description=what)
         )
@@ -135,11 +135,10 @@ def converge(
     from scenarios import converge_command, run_folder
 
     document = read_document(file, sets)
-    points, name = run_folder.read_points(document), str(document.data.get("name", "run"))
-    wanted = converge_command.check(points)
-    folder = out or (None if json else Path("runs") / f"{run_folder.file_name(name)}-converge")
+    points = run_folder.read_points(document)
+    wanted, folder = converge_command.check(points), folder_for(document, out, json, "-converge")
     with run_folder.writing(folder) if folder else nullcontext(), progress_bar() as progress:
-        task = progress.add_task(name, total=len(converge_command.cases(points, wanted)))
+        task = progress.add_task(document.name, total=len(converge_command.cases(points, wanted)))
         found = converge_command.converge(points, wanted, jobs, lambda: progress.advance(task), folder)
     table = render(converge_command.COLUMNS, converge_command.rows(found.compared))
     table += converge_command.gap_text(found.compared)

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scenarios.terminal import File, Json, Out, Sets, command, progress_bar, read_document, render
+from scenarios.terminal import File, Json, Out, Sets, command, folder_for, progress_bar, read_document, render
 from sim.errors import ScenarioError
 
 if TYPE_CHECKING:
     from scenarios.document import Document
     from scenarios.points import Point
     from scenarios.results_table import ResultsTable
-    from scenarios.run_folder import Outcome
     from scenarios.sweep_command import Survey, Swept
 
 BackendName = Annotated[str | None, typer.Option("--backend", help="simulated, longest_path or torch")]
@@ -57,20 +56,17 @@ def run(
     ] = False,
 ) -> None:
     """Run one scenario."""
-    from scenarios import measured
-    from scenarios.run_folder import read_points
+    from scenarios import measured, run_folder
 
     document = read_document(file, sets, backend)
-    points = read_points(document)
+    points = run_folder.read_points(document)
     if len(points) > 1:
         raise ScenarioError(f"{file} holds a sweep of {len(points)} points: use 'twinrail sweep'")
-    backend = points[0].scenario.backend
-    if oversubscribe and backend != "torch":
-        raise ScenarioError(f"--allow-oversubscribe has no influence on backend {backend}: use --backend torch")
+    how = _served(compute, checkpoint, resume) | ({"oversubscribe": True} if oversubscribe else {})
+    run_folder.refuse_idle(how, points[0].scenario.backend)
     if warning := measured.warning(points[0].scenario.model.measured, points[0].document):
         typer.echo(f"warning: {warning}", err=True)
-    how = _served(compute, checkpoint, resume) | ({"oversubscribe": True} if oversubscribe else {})
-    _execute(document, points, out, json, how)
+    _execute(document, points[0], out, json, how)
 
 
 @command("sweep")
@@ -91,7 +87,7 @@ def sweep(
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="stop at the first point that fails")] = False,
 ) -> None:
     """Run every point of a scenario's sweep and compare them: a row each in DIR/results.sqlite."""
-    from scenarios import run_folder, sweep_command
+    from scenarios import sweep_command
     from scenarios.sweep_engines import engine_of
 
     document = read_document(file, sets, backend)
@@ -101,15 +97,14 @@ def sweep(
     if resume and json and out is None:
         raise ScenarioError("--resume has no influence with --json and without --out DIR")
     options = sweep_command.options(engine_of(engine), jobs, address, resume, fail_fast, _served(compute))
-    name = str(document.data.get("name", "run"))
-    folder = out or (None if json else Path("runs") / run_folder.file_name(name))
+    folder = folder_for(document, out, json)
     with progress_bar() as progress:
         task = progress.add_task("checking the points", total=None)
         surveyed = sweep_command.survey(document, options.served, lambda count: progress.update(task, completed=count))
         sweep_command.refuse_measuring_side_by_side(surveyed, options)
     with sweep_command.table_of(document, folder, resume) as table:
         with progress_bar() as progress:
-            task = progress.add_task(name, total=len(surveyed.numbers))
+            task = progress.add_task(document.name, total=len(surveyed.numbers))
             tell = partial(progress.update, task)
             swept = sweep_command.run(document, surveyed, table, folder, options, lambda count: tell(completed=count))
         _report(surveyed, swept, table, folder, json)
@@ -139,21 +134,17 @@ def _report(surveyed: Survey, swept: Swept, table: ResultsTable, folder: Path | 
         typer.echo(f"{folder}: results.sqlite ({swept.points} points, {swept.ran} run now){more}", err=True)
 
 
-def _execute(
-    document: Document, points: Sequence[Point], out: Path | None, json: bool, served: Mapping[str, Any]
-) -> None:
-    """Run the points, print them, and write the run folder where one is wanted."""
+def _execute(document: Document, point: Point, out: Path | None, json: bool, served: Mapping[str, Any]) -> None:
+    """Run a point, print it, and write the run folder where one is wanted."""
     from scenarios import run_folder
 
     _refuse_experiment(document)
-    name = str(document.data.get("name", "run"))
-    outcomes = _with_progress(points, name, served)
-    folder = out or (None if json else Path("runs") / run_folder.file_name(name))
-    table = _table([outcome.result for outcome in outcomes])
+    outcome = run_folder.run_point(point, document.name, served)
+    folder, table = folder_for(document, out, json), _table([outcome.result])
     if folder is not None:
-        run_folder.write(folder, document, outcomes, table)
+        run_folder.write(folder, document, [outcome], table)
     if json:
-        typer.echo(run_folder.to_json(outcomes[0].result), nl=False)
+        typer.echo(run_folder.to_json(outcome.result), nl=False)
         return
     typer.echo(table, nl=False)
     typer.echo(f"{folder}: gantt.png, result.json, traces (Chrome JSON for ui.perfetto.dev)", err=True)
@@ -162,15 +153,6 @@ def _execute(
 def _refuse_experiment(document: Document) -> None:
     if "converge" in document.data:
         raise ScenarioError("this scenario is an experiment: use 'twinrail converge', or write --set converge=null")
-
-
-def _with_progress(points: Sequence[Point], scenario: str, served: Mapping[str, Any]) -> list[Outcome]:
-    """Run the points under a progress bar."""
-    from scenarios.run_folder import run_all
-
-    with progress_bar() as progress:
-        task = progress.add_task(scenario, total=len(points))
-        return run_all(points, scenario, lambda _: progress.advance(task), served)
 
 
 def _table(results: Sequence[dict[str, Any]]) -> str:

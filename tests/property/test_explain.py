@@ -1,4 +1,4 @@
-"""What ``twinrail explain`` says: paths against networkx and closed forms, shares that add up, slopes against runs."""
+"""What ``twinrail explain`` says: paths against networkx and closed forms, shares that add up, Graphs against runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from analysis.critical_path import Cause
 from backends.base import load
 from scenarios.command_line import app
 from scenarios.compose import Composed, compose
-from scenarios.explain_command import changes, explain, slope
+from scenarios.explain_command import Graph, changes, explain
 from scenarios.load import parse_text
 from scenarios.schema import parse
 from sim.costs import seconds_column
@@ -135,7 +135,7 @@ def test_slopes_agree_with_runs(schedule: str, seed: int) -> None:
         changed = Composed(composed.plan, change.apply(composed.binding, 0.01))
         again_s = steady.compute(simulated(changed)).step_time_s
         assert steady.compute(load("longest_path").execute(*changed)).step_time_s == again_s
-        linear_s = base_s + 0.01 * slope(composed, change)
+        linear_s = base_s + 0.01 * Graph.of(composed).slope(change)
         assert abs(linear_s - again_s) <= 0.01 * base_s
         if schedule in SCHEDULES[:4]:  # a synchronous step has one path
             assert linear_s - base_s == pytest.approx(again_s - base_s, rel=0.02, abs=1e-12)
