@@ -16,6 +16,7 @@ from scenarios.load import apply_sets, load_document
 from scenarios.points import Point, parse_points
 from scenarios.schema import Scenario, parse
 from sim import VERSION
+from sim.assembly import ScheduleBuilder
 from sim.binding import Binding
 from sim.cluster import Cluster, Link, Node
 from sim.errors import TwinrailError
@@ -25,7 +26,7 @@ from sim.ops import OpId, OpKind
 from sim.plan import Plan
 from sim.planners import PLANNERS
 from sim.program import Program
-from sim.schedule import Schedule, ScheduleBuilder, Shape
+from sim.schedule import Schedule, Shape
 from sim.trace import Trace
 from sim.training import Training
 

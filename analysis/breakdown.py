@@ -11,8 +11,7 @@ import numpy as np
 
 from analysis import usage
 from analysis.usage import Usage
-from sim.ops import OpKind
-from sim.schedule import BACKWARD_KINDS, FORWARD_KINDS
+from sim.ops import BACKWARD_KINDS, FORWARD_KINDS, OpKind
 from sim.trace import Trace
 
 STAGE_KINDS = (*FORWARD_KINDS, *BACKWARD_KINDS, OpKind.RECOMPUTE)

@@ -13,8 +13,9 @@ import numpy as np
 
 from analysis.intervals import Times
 from sim.memory.buffers import BufferKind, Category
-from sim.ops import OpId, OpKind
-from sim.schedule import BACKWARD_KINDS, Halves, IntColumn
+from sim.op_table import Halves
+from sim.ops import BACKWARD_KINDS, OpId, OpKind
+from sim.rows import IntColumn
 from sim.trace import Trace
 
 Event = dict[str, Any]

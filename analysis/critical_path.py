@@ -18,7 +18,7 @@ import numpy as np
 from sim.errors import InvalidSchedule
 from sim.ops import OpKind
 from sim.recording import MOVING_KINDS
-from sim.schedule import Rows
+from sim.rows import Rows
 from sim.trace import Trace
 
 SHARE = 2**-40

@@ -16,7 +16,7 @@ from analysis.text import duration, unit_of
 from analysis.usage import Usage
 from sim.ops import OpKind
 from sim.recording import MOVING_KINDS
-from sim.schedule import IntColumn
+from sim.rows import IntColumn
 from sim.trace import Trace
 
 if TYPE_CHECKING:

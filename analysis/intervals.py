@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.schedule import IntColumn
+from sim.rows import IntColumn
 
 Times = NDArray[np.float64]
 

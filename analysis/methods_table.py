@@ -11,8 +11,8 @@ from analysis import occupancy, staleness, steady, usage
 from analysis.intervals import most_at_once
 from analysis.steady import Steady
 from analysis.table import NONE
-from sim.ops import OpKind
-from sim.schedule import FORWARD_KINDS, Halves
+from sim.op_table import Halves
+from sim.ops import FORWARD_KINDS, OpKind
 from sim.trace import Trace
 
 

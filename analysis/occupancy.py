@@ -11,8 +11,9 @@ from analysis import staleness
 from analysis.intervals import most_at_once
 from analysis.staleness import Staleness
 from sim.memory.buffers import BufferKind
-from sim.ops import OpKind
-from sim.schedule import BACKWARD_KINDS, FORWARD_KINDS, Halves, IntColumn
+from sim.op_table import Halves
+from sim.ops import BACKWARD_KINDS, FORWARD_KINDS, OpKind
+from sim.rows import IntColumn
 from sim.trace import Trace
 from sim.weights import reader_of
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from analysis.intervals import Times
 from analysis.steady import Steady
-from sim.ops import OpKind
-from sim.schedule import BACKWARD_KINDS, IntColumn
+from sim.ops import BACKWARD_KINDS, OpKind
+from sim.rows import IntColumn
 from sim.trace import Trace
 
 PERCENTILES = (5, 50, 95, 99)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.op_table import Halves
 from sim.ops import OpKind
-from sim.schedule import Halves, IntColumn
+from sim.rows import IntColumn
 from sim.trace import Trace
 
 Times = NDArray[np.float64]

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from analysis import served_steps
 from analysis.intervals import Times
 from sim.errors import BrokenInvariant
-from sim.ops import OpKind
+from sim.op_table import Halves
+from sim.ops import BACKWARD_KINDS, FORWARD_KINDS, OpKind
 from sim.passes.weight_versions import distances_at, in_steady_state, most_frequent, same_mini_batches
-from sim.schedule import BACKWARD_KINDS, FORWARD_KINDS, Halves, IntColumn, Rows
+from sim.rows import IntColumn, Rows
 from sim.trace import Trace
 from sim.weights import reader_of
 

@@ -11,8 +11,7 @@ from analysis import occupancy, parameter_server, served_steps, staleness
 from analysis.intervals import Times
 from analysis.occupancy import Occupancy
 from analysis.staleness import Staleness
-from sim.ops import OpKind
-from sim.schedule import BACKWARD_KINDS, FORWARD_KINDS
+from sim.ops import BACKWARD_KINDS, FORWARD_KINDS, OpKind
 from sim.trace import Trace
 
 

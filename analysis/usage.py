@@ -8,7 +8,7 @@ import numpy as np
 
 from analysis.intervals import Spans, union
 from sim.recording import MOVING_KINDS
-from sim.schedule import IntColumn, Rows
+from sim.rows import IntColumn, Rows
 from sim.trace import Trace
 
 

@@ -18,7 +18,8 @@ from sim.memory.buffers import EVENTS
 from sim.ops import OpKind
 from sim.plan import Plan
 from sim.recording import MOVING_KINDS, Tables, memory_columns, record
-from sim.schedule import IntColumn, Schedule
+from sim.rows import IntColumn
+from sim.schedule import Schedule
 from sim.trace import Trace
 
 AT_ONCE = 1024

@@ -20,7 +20,8 @@ from scenarios.schema import parse
 from sim.costs import seconds_column
 from sim.jitter import Distribution, Jitter
 from sim.longest_path import latest_ends, times
-from sim.schedule import IntColumn, Schedule
+from sim.rows import IntColumn
+from sim.schedule import Schedule
 
 SAMPLES = 1000
 STAGES, MICRO_BATCHES, MINI_BATCHES = 64, 512, 50

@@ -19,10 +19,13 @@ from scenarios.consistency import MAX_FORWARDS
 from scenarios.pytorch_actions import EXAMPLES, LETTERS, NEXT, Action, Dialect
 from scenarios.quantities import printable, shown
 from scenarios.text_file import read_text
+from sim.assembly import assemble
 from sim.errors import Fault, InvalidSchedule, ScenarioError, UnsupportedPlan
 from sim.longest_path import unit_slots
+from sim.op_table import OPS, PASS_KINDS, UNSET
 from sim.ops import COMPUTE_KINDS, Lane, OpId, OpKind
-from sim.schedule import OPS, PASS_KINDS, UNSET, IntColumn, Rows, Schedule, Shape, assemble
+from sim.rows import IntColumn, Rows
+from sim.schedule import Schedule, Shape
 
 MAX_BYTES = 8 << 20
 MAX_FAULTS = 20

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from sim.binding import Binding
 from sim.ops import OpId
-from sim.schedule import IntColumn, Schedule
+from sim.rows import IntColumn
+from sim.schedule import Schedule
 
 T = TypeVar("T")
 

@@ -16,8 +16,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from sim.op_table import op_id
 from sim.ops import COMPUTE_KINDS, OpKind
-from sim.schedule import IntColumn, Rows, Schedule, op_id, render
+from sim.rows import IntColumn, Rows
+from sim.schedule import Schedule
+from sim.schedule_grid import render
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -21,7 +21,7 @@ from sim.sharding import Part
 class Op(NamedTuple):
     """One op as an actor yields it: name, lanes it holds, where its bytes go, what it reads, writes and allocates.
 
-    ``reads`` and ``writes`` may be `sim.schedule.UNSET`: the run counts the versions. Of those that wait for one lane
+    ``reads`` and ``writes`` may be `sim.op_table.UNSET`: the run counts the versions. Of those that wait for one lane
     the op of the least ``rank`` is next, of equals the one that asked first.
     """
 

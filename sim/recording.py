@@ -18,7 +18,8 @@ from sim.errors import BrokenInvariant
 from sim.memory.buffers import START, BufferKind
 from sim.ops import TRANSFER_KINDS, Lane, OpKind
 from sim.plan import Plan
-from sim.schedule import IntColumn, Rows, Schedule
+from sim.rows import IntColumn, Rows
+from sim.schedule import Schedule
 from sim.trace import DRIVER, FLOWS, MEMORY, REQUESTS, Trace
 
 MOVING_KINDS = (*sorted(TRANSFER_KINDS), OpKind.ALL_REDUCE)

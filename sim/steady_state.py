@@ -19,8 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.longest_path import needed
+from sim.op_table import PASS_KINDS
 from sim.ops import OpKind
-from sim.schedule import PASS_KINDS, IntColumn, Schedule
+from sim.rows import IntColumn
+from sim.schedule import Schedule
 from sim.trace import Trace
 
 Axis = Literal["mini_batches", "micro_batches"]

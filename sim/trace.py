@@ -14,10 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.assembly import assemble
 from sim.errors import BadTraceFile
 from sim.memory.buffers import BufferKind
+from sim.op_table import OPS, op_id
 from sim.ops import Lane, OpId, OpKind
-from sim.schedule import OPS, IntColumn, Rows, Schedule, Shape, assemble, op_id
+from sim.rows import IntColumn, Rows
+from sim.schedule import Schedule, Shape
 
 FLOWS = np.dtype([("link", "i4"), ("op", "i4"), ("start_s", "f8"), ("end_s", "f8"), ("bytes", "f8")])
 """A payload on one link of its route; ``link`` indexes the header's ``links``."""

@@ -11,7 +11,9 @@ from sim.ops import BACKWARD_KINDS, FORWARD_KINDS, OpKind
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from sim.schedule import Halves, IntColumn, Shape
+    from sim.op_table import Halves
+    from sim.rows import IntColumn
+    from sim.schedule import Shape
 
 
 def reader_of(shape: Shape, ops: NDArray[np.void], halves: Halves, weights: str, predict: str) -> IntColumn:

@@ -10,9 +10,10 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, count, product
 
+from sim.assembly import ScheduleBuilder
 from sim.errors import UnsupportedPlan
 from sim.ops import OpId, OpKind
-from sim.schedule import Schedule, ScheduleBuilder, Shape
+from sim.schedule import Schedule, Shape
 from sim.stage_costs import StageCosts
 
 WARM_UPS = 16

@@ -10,15 +10,18 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from sim.assembly import assemble
 from sim.binding import Binding, Cost, Figures, bind
 from sim.cluster import Cluster, Link, LinkKind, Node
 from sim.engine.run import run
 from sim.model import Layer, ModelProfile
+from sim.op_table import OPS, UNSET
 from sim.ops import TRANSFER_KINDS, Lane, OpId, OpKind
 from sim.passes import buffers, transfers, weight_versions
 from sim.plan import Plan
 from sim.program import Program
-from sim.schedule import OPS, UNSET, Rows, Schedule, Shape, assemble
+from sim.rows import Rows
+from sim.schedule import Schedule, Shape
 from sim.trace import Trace
 from sim.training import Training
 

@@ -20,7 +20,7 @@ from sim.cluster import Cluster
 from sim.engine.max_min import max_min
 from sim.errors import UnsupportedPlan
 from sim.ops import OpKind
-from sim.schedule import Rows
+from sim.rows import Rows
 from sim.trace import Trace
 
 SEGMENT = 1448

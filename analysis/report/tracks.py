@@ -9,9 +9,9 @@ import numpy as np
 from analysis import memory_plot, memory_timeline, usage, utilization
 from analysis.gantt import STYLES
 from analysis.report.columns import Columns
+from sim.op_table import OPS, PASS_KINDS
 from sim.ops import OpKind
 from sim.recording import MOVING_KINDS
-from sim.schedule import OPS, PASS_KINDS
 from sim.trace import Trace
 
 Json = dict[str, Any]

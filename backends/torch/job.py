@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from sim.architecture import Architecture
 from sim.ops import OpKind
 from sim.partition import Partition
-from sim.schedule import IntColumn, Schedule
+from sim.rows import IntColumn
+from sim.schedule import Schedule
 from sim.training import Training
 
 SENDS = (OpKind.SEND_ACTIVATION, OpKind.SEND_GRADIENT)

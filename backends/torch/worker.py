@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.torch.job import Failed, Job, Ready, channels, circles, known_on
-from sim.schedule import IntColumn
+from sim.rows import IntColumn
 
 if TYPE_CHECKING:
     from backends.torch.kernels import Kernels

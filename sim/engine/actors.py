@@ -15,10 +15,11 @@ from sim.engine.core import Core
 from sim.engine.lanes import deadlock
 from sim.engine.queue import FirstComeFirstServed
 from sim.errors import Deadlock
+from sim.op_table import OPS, UNSET
 from sim.ops import Lane, OpId, OpKind
 from sim.program import Actor, Ask, Begin, Do, Lost, Op, Program, Wait
 from sim.recording import Tables
-from sim.schedule import OPS, UNSET, IntColumn, Rows
+from sim.rows import IntColumn, Rows
 
 Times = NDArray[np.float64]
 

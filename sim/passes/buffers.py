@@ -6,8 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.memory.buffers import END, EVENTS, START, BufferKind
-from sim.ops import OpKind
-from sim.schedule import BACKWARD_KINDS, FORWARD_KINDS, Halves, IntColumn, Schedule
+from sim.op_table import Halves
+from sim.ops import BACKWARD_KINDS, FORWARD_KINDS, OpKind
+from sim.rows import IntColumn
+from sim.schedule import Schedule
 
 Events = NDArray[np.void]
 

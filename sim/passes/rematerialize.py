@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from sim.assembly import assemble
 from sim.errors import UnsupportedPlan
 from sim.ops import OpKind
-from sim.schedule import IntColumn, Schedule, assemble
+from sim.rows import IntColumn
+from sim.schedule import Schedule
 
 NEEDING = (OpKind.BACKWARD, OpKind.BACKWARD_INPUT)
 """Backwards that need what forward computed; a weight gradient uses what its input gradient left."""

@@ -7,9 +7,12 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.assembly import assemble
 from sim.longest_path import unit_slots
-from sim.ops import Lane, OpKind
-from sim.schedule import FORWARD_KINDS, OPS, IntColumn, Schedule, assemble
+from sim.op_table import OPS
+from sim.ops import FORWARD_KINDS, Lane, OpKind
+from sim.rows import IntColumn
+from sim.schedule import Schedule
 
 
 def apply(schedule: Schedule, holds_lanes: Callable[[int, int], bool]) -> Schedule:

@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from sim.errors import UnsupportedPlan
 from sim.longest_path import unit_slots
+from sim.op_table import Halves
 from sim.ops import BACKWARD_KINDS, FORWARD_KINDS, OpKind
-from sim.schedule import Halves, IntColumn, Schedule, Shape
+from sim.rows import IntColumn
+from sim.schedule import Schedule, Shape
 from sim.training import Predict as Predict
 from sim.training import Weights as Weights
 from sim.weights import reader_of

@@ -10,12 +10,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal
 
+from sim.assembly import ScheduleBuilder
 from sim.errors import InvalidSchedule, UnsupportedPlan
 from sim.memory.buffers import END, START, BufferEvent, BufferKind
 from sim.ops import Lane, OpId, OpKind
 from sim.policies import BulkSynchronous
 from sim.program import Actor, Ask, Do, Op, Program
-from sim.schedule import Schedule, ScheduleBuilder, Shape
+from sim.schedule import Schedule, Shape
 
 
 def plan(

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+from sim.assembly import ScheduleBuilder
 from sim.ops import OpId, OpKind
 from sim.planners import pipedream
-from sim.schedule import Schedule, ScheduleBuilder, Shape
+from sim.schedule import Schedule, Shape
 
 DEFAULTS = {"weights": "predict"}
 

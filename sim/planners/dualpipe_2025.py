@@ -5,10 +5,11 @@ Not `dualpipe_2018`, which is asynchronous and runs forward and backward on lane
 
 from __future__ import annotations
 
+from sim.assembly import ScheduleBuilder
 from sim.errors import UnsupportedPlan
 from sim.planners.chimera import reduce_and_update
 from sim.planners.dualpipe_v import Way, passes, steps
-from sim.schedule import Schedule, ScheduleBuilder, Shape
+from sim.schedule import Schedule, Shape
 
 
 def plan(stages: int, micro_batches: int, mini_batches: int = 1) -> Schedule:

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import NamedTuple
 
+from sim.assembly import ScheduleBuilder
 from sim.errors import UnsupportedPlan
 from sim.ops import OpId, OpKind
-from sim.schedule import Schedule, ScheduleBuilder, Shape
+from sim.schedule import Schedule, Shape
 
 
 class Way(NamedTuple):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from sim.assembly import ScheduleBuilder
 from sim.ops import OpId, OpKind
-from sim.schedule import Schedule, ScheduleBuilder, Shape
+from sim.schedule import Schedule, Shape
 
 
 def plan(stages: int, micro_batches: int, mini_batches: int = 1) -> Schedule:

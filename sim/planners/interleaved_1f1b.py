@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from sim.assembly import ScheduleBuilder
 from sim.errors import UnsupportedPlan
 from sim.ops import OpId, OpKind
-from sim.schedule import Schedule, ScheduleBuilder, Shape
+from sim.schedule import Schedule, Shape
 
 
 def plan(stages: int, micro_batches: int, mini_batches: int = 1, chunks: int = 2) -> Schedule:

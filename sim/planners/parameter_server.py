@@ -17,10 +17,11 @@ from itertools import count
 from typing import Literal, NamedTuple
 
 from sim.errors import InvalidSchedule, UnsupportedPlan
+from sim.op_table import UNSET
 from sim.ops import Lane, OpId, OpKind
 from sim.policies import Asynchronous, BulkSynchronous, StaleSynchronous
 from sim.program import Actor, Ask, Begin, Do, Layout, Lost, Op, Policy, Program, Wait
-from sim.schedule import UNSET, Shape
+from sim.schedule import Shape
 from sim.sharding import Shards, Variable, by_layer, whole
 
 Consistency = tuple[Literal["asp", "bsp", "ssp", "backup"], int]

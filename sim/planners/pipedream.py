@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+from sim.assembly import ScheduleBuilder
 from sim.errors import Fault, ScenarioError
 from sim.ops import OpId, OpKind
-from sim.schedule import Schedule, ScheduleBuilder, Shape
+from sim.schedule import Schedule, Shape
 
 DEFAULTS = {"weights": "stash"}
 

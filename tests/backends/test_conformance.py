@@ -11,11 +11,12 @@ import pytest
 from backends.base import load, names
 from sim.binding import Cost
 from sim.errors import UnsupportedPlan
+from sim.op_table import OPS
 from sim.ops import TRANSFER_KINDS, OpKind
 from sim.passes.weight_versions import staleness
 from sim.plan import Plan
 from sim.planners import gpipe, one_f_one_b, pipedream
-from sim.schedule import OPS, Schedule
+from sim.schedule import Schedule
 from sim.trace import FLOWS, MEMORY, Trace
 
 PLANS: dict[str, tuple[Schedule, str, str]] = {

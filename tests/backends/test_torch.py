@@ -31,6 +31,7 @@ from backends.torch import Outcome, run
 from sim.binding import Binding
 from sim.errors import BackendFailure, OutOfMemory, UnsupportedPlan
 from sim.longest_path import times
+from sim.op_table import Halves
 from sim.ops import OpKind
 from sim.plan import Plan
 from sim.planners import (
@@ -50,7 +51,7 @@ from sim.planners import (
     zb_h1,
     zb_v,
 )
-from sim.schedule import Halves, Schedule
+from sim.schedule import Schedule
 from sim.training import Training
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install twinrail[torch]")

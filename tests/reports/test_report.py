@@ -23,7 +23,7 @@ from scenarios import report_command, report_folder, run_folder, server_validati
 from scenarios.command_line import app
 from scenarios.load import parse_text
 from sim.errors import BadTraceFile, ScenarioError
-from sim.schedule import OPS
+from sim.op_table import OPS
 from sim.trace import Trace
 
 PIPELINE = """

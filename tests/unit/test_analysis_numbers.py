@@ -21,12 +21,14 @@ from sim.engine.run import run
 from sim.errors import BrokenInvariant
 from sim.memory.buffers import BufferKind
 from sim.model import Layer, uniform
+from sim.op_table import OPS
 from sim.ops import Lane, OpId, OpKind
 from sim.passes import buffers, transfers, weight_versions
 from sim.plan import Plan
 from sim.planners import data_parallel, dualpipe_2018, gpipe, one_f_one_b, pipedream
 from sim.program import Program
-from sim.schedule import OPS, Rows, Schedule, Shape
+from sim.rows import Rows
+from sim.schedule import Schedule, Shape
 from sim.trace import FLOWS, MEMORY, Trace
 from sim.training import Training
 

@@ -19,10 +19,11 @@ from scenarios.command_line import app
 from sim.errors import ScenarioError, TwinrailError
 from sim.memory.buffers import BufferKind
 from sim.model import Layer
+from sim.op_table import Halves
 from sim.ops import Lane, OpKind
 from sim.passes import buffers, transfers, weight_versions
 from sim.planners import dualpipe_2018, pipedream, pipedream_2bw, split_2018
-from sim.schedule import Halves, Schedule
+from sim.schedule import Schedule
 from sim.trace import Trace
 
 DEPTHS = (1, 2, 3, 4, 8)

@@ -17,10 +17,11 @@ from sim.errors import InvalidSchedule, UnsupportedPlan
 from sim.longest_path import unit_slots
 from sim.memory.buffers import BufferKind
 from sim.model import Layer
+from sim.op_table import Halves
 from sim.ops import Lane, OpId, OpKind
 from sim.passes import buffers, transfers
 from sim.planners import dualpipe_2025, dualpipe_v
-from sim.schedule import Halves, Schedule, Shape
+from sim.schedule import Schedule, Shape
 from sim.trace import Trace
 
 RECORDED = Path(__file__).parents[3] / "shared" / "data" / "pytorch" / "dualpipev_4rank_10mb.csv"

@@ -12,11 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from sim.assembly import ScheduleBuilder
 from sim.longest_path import DRAWN, latest_ends, needed, steps, times, times_columns
 from sim.ops import Lane, OpId, OpKind
 from sim.passes import transfers
 from sim.planners import data_parallel, dualpipe_2018, gpipe, one_f_one_b, pipedream
-from sim.schedule import IntColumn, Schedule, ScheduleBuilder, Shape
+from sim.rows import IntColumn
+from sim.schedule import Schedule, Shape
 
 SECONDS = st.sampled_from([0.0, 0.1, 0.2, 1 / 3, 1.0]) | st.floats(0, 10)
 

@@ -16,12 +16,13 @@ from sim.errors import InvalidSchedule
 from sim.longest_path import unit_slots
 from sim.memory.buffers import BufferKind
 from sim.model import Layer, total
+from sim.op_table import Halves
 from sim.ops import OpKind
 from sim.partition import balanced
 from sim.passes import buffers, weight_versions
 from sim.passes.weight_versions import distances_at, prediction_distances
 from sim.planners import data_parallel, dualpipe_2018, gpipe, model_parallel, one_f_one_b, pipedream, single
-from sim.schedule import Halves, Schedule
+from sim.schedule import Schedule
 from sim.trace import Trace
 
 Pair = tuple[int, int]

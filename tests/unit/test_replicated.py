@@ -16,10 +16,11 @@ from backends.base import load
 from sim.errors import ScenarioError
 from sim.longest_path import grid, unit_slots
 from sim.model import Layer
+from sim.op_table import Halves
 from sim.ops import OpId, OpKind
 from sim.passes import weight_versions
 from sim.planners import data_parallel, pipedream
-from sim.schedule import Halves, Schedule, Shape
+from sim.schedule import Schedule, Shape
 from sim.trace import Trace
 
 REPLICAS = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)

@@ -12,16 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.assembly import ScheduleBuilder
 from sim.engine.run import run
 from sim.errors import Deadlock, InvalidSchedule
 from sim.longest_path import unit_slots
 from sim.model import Layer
+from sim.op_table import Halves
 from sim.ops import Lane, OpId, OpKind
 from sim.passes import weight_versions
 from sim.plan import Plan
 from sim.planners import dualpipe_2018, gpipe, one_f_one_b, pipedream
 from sim.program import Actor, Ask, Do, Op, Program
-from sim.schedule import Halves, Rows, Schedule, ScheduleBuilder, Shape
+from sim.rows import Rows
+from sim.schedule import Schedule, Shape
 from sim.training import Training
 
 Written = Callable[..., Schedule]

@@ -16,10 +16,11 @@ from scenarios import schedule_csv
 from scenarios.command_line import app
 from scenarios.pytorch_actions import Dialect
 from scenarios.schedule_csv import Recorded, read, write
+from sim.assembly import ScheduleBuilder
 from sim.errors import ScenarioError, UnsupportedPlan
 from sim.ops import Lane, OpKind
 from sim.planners import PLANNERS
-from sim.schedule import Schedule, ScheduleBuilder, Shape
+from sim.schedule import Schedule, Shape
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "pytorch"
 RECORDED = {"zb1p_2rank_2stagep_compute": ("legacy", 2, 4, 8), "dualpipev_4rank_10mb": ("current", 4, 8, 10)}

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.torch.servers.host import rehearse
+from sim.op_table import OPS
 from sim.ops import Lane, OpId, OpKind
 from sim.program import Program
-from sim.schedule import OPS, Rows
+from sim.rows import Rows
 
 ROW = np.dtype(
     [
