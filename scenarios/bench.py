@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +20,7 @@ from sim.schedule import Schedule
 from sim.training import Optimizer, Training
 
 if TYPE_CHECKING:
+    from backends.torch.job import Accelerator
     from backends.torch.ping_pong import Link
     from backends.torch.profiler import Profile
 
@@ -45,8 +47,8 @@ class Subject(NamedTuple):
 class Bench:
     """Measures subjects, each as often as it is asked to; figures are medians over all times."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, device: Accelerator) -> None:
+        self._folder, self._device = folder, device
         self._profiles: dict[Subject, list[Profile]] = {}
         self._links: dict[Subject, list[Link]] = {}
 
@@ -56,9 +58,10 @@ class Bench:
         from backends.torch.profiler import profile_together
 
         architecture, how = shipped_architecture(subject.model), Training(subject.optimizer)
-        profile = profile_together(architecture, subject.samples, how, subject.processes, STEPS)
+        profile = profile_together(architecture, subject.samples, how, subject.processes, STEPS, self._device)
         self._profiles.setdefault(subject, []).append(profile)
-        link = ping_pong.measure_ring(subject.processes) if subject.sums else ping_pong.measure()
+        sums = partial(ping_pong.measure_ring, subject.processes)
+        link = (sums if subject.sums else ping_pong.measure)(device=self._device)
         self._links.setdefault(subject, []).append(link)
 
     def figures(self, subject: Subject) -> Mapping[str, str]:

@@ -13,6 +13,7 @@ from scenarios.architecture import shipped_architecture
 from scenarios.load import shipped
 from scenarios.profiles import shipped_table
 from scenarios.quantities import shown
+from scenarios.real_run import device_faults
 from sim.errors import Fault, ScenarioError, nearest
 from sim.model import DTYPE_BYTES, LayerTable
 from sim.training import Optimizer, Training
@@ -60,17 +61,11 @@ def _check(model: str, options: Mapping[str, Any]) -> None:
     faults += [
         Fault(f"expected a count from 1, got {count}", f"--{name}") for name, count in counts.items() if count < 1
     ]
-    if options["device"] not in ("cpu", "cuda"):
-        faults.append(Fault(f"expected cpu or cuda, got {options['device']}", "--device"))
     if importlib.util.find_spec("torch") is None and not options["analytic"]:
         faults.append(Fault("measuring needs PyTorch", "profile", suggestion="pip install twinrail[torch]"))
     if options["input"] is not None and not re.fullmatch(r"[1-9]\d{0,5}(,[1-9]\d{0,5}){0,3}", options["input"]):
         faults.append(Fault(f"expected sizes such as 3,224,224, got {shown(options['input'])}", "--input"))
-    if not faults and options["device"] == "cuda":
-        from backends.torch.fingerprint import has_cuda
-
-        if not has_cuda():
-            faults.append(Fault("there is no CUDA device here", "--device"))
+    faults += device_faults(options["device"])
     if faults:
         raise ScenarioError.of(faults)
 

@@ -23,6 +23,7 @@ from scenarios.document import Document
 from scenarios.load import dump
 from scenarios.planned import Planned
 from scenarios.points import Point, parse_points
+from scenarios.real_run import OPTIONS
 from scenarios.text_file import saving
 from scenarios.variation import jitter_of
 from sim.binding import Binding
@@ -108,12 +109,8 @@ def run_point(point: Point, scenario: str, served: Mapping[str, Any] = {}, plann
 def refuse_idle(served: Mapping[str, Any], backend: str) -> None:
     """Raise where something is said of a real run and none is made."""
     if served and backend != "torch":
-        options = ", ".join(f"--{_OPTIONS.get(name, name)}" for name in served)
+        options = ", ".join(f"--{OPTIONS.get(name, name)}" for name in served)
         raise ScenarioError(f"{options} has no influence on backend {backend}: use --backend torch")
-
-
-_OPTIONS = {"oversubscribe": "allow-oversubscribe"}
-"""Options that are called otherwise than the keyword of `backends.torch.run`."""
 
 
 def outcome_of(point: Point, trace: Trace, found: Mapping[str, Any]) -> Outcome:

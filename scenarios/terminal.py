@@ -32,6 +32,10 @@ app = typer.Typer(
 File = Annotated[str, typer.Argument(metavar="FILE", help="a scenario; - is standard input")]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="change one value; may be repeated")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="run folder; runs/NAME unless --json is given")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda: where real stages compute; cpu unless said")]
+Oversubscribe = Annotated[
+    bool, typer.Option("--allow-oversubscribe", help="let compute lanes of a device share one real core")
+]
 Json = Annotated[bool, typer.Option("--json", help="print JSON for machines")]
 
 

@@ -56,16 +56,16 @@ class _Case(NamedTuple):
 
 
 def validate(
-    points: Sequence[Point], folder: Path, repeats: int, oversubscribe: bool, advance: Callable[[str], None]
+    points: Sequence[Point], folder: Path, repeats: int, real: Mapping[str, Any], advance: Callable[[str], None]
 ) -> list[Validation]:
-    """Validate every point; profiles are written to ``folder``.
+    """Validate every point; profiles are written to ``folder``. ``real``: keywords of `backends.torch.run`.
 
     Raises
     ------
     ScenarioError : the scenario is wrong, or has nothing that can be executed here.
     """
     _check(points)
-    bench = Bench(folder)
+    bench = Bench(folder, real.get("accelerator", "cpu"))
     subjects = [subject_of(compose(point.scenario, point.document), str(point.scenario.model.name)) for point in points]
     runs: list[list[Trace]] = [[] for _ in points]
     cases: list[_Case] = []
@@ -75,11 +75,11 @@ def validate(
             advance(f"{subject.model}: profile {repeat + 1}")
         cases = cases or [_case(point, subject, bench) for point, subject in zip(points, subjects, strict=True)]
         for case, traces in zip(cases, runs, strict=True):
-            traces.append(_execute(case, oversubscribe).trace)
+            traces.append(_execute(case, real).trace)
             advance(f"{point_name(case.point)}: run {repeat + 1}")
     found = []
     for case, traces in zip(cases, runs, strict=True):
-        found.append(_compared(case, traces, bench, oversubscribe))
+        found.append(_compared(case, traces, bench, real))
         advance(f"{point_name(case.point)}: memory")
     return found
 
@@ -95,14 +95,14 @@ def _case(point: Point, subject: Subject, bench: Bench) -> _Case:
     return _Case(point, subject, composed, f"{{cuts: {cuts}}}" if cuts else "")
 
 
-def _compared(case: _Case, traces: Sequence[Trace], bench: Bench, oversubscribe: bool) -> Validation:
+def _compared(case: _Case, traces: Sequence[Trace], bench: Bench, real: Mapping[str, Any]) -> Validation:
     """Predict with what was measured all along, and count the memory of one more run."""
     from backends.torch.predicted_peak import predicted_peaks
 
     figures = {**bench.figures(case.subject), **({"partition": case.cuts} if case.cuts else {})}
     plan, binding = _with(case.point.document, figures)
     predicted = load("simulated").execute(plan, binding, case.point.scenario.seed)
-    counted = _execute(case, oversubscribe, count_memory=True).done.peaks
+    counted = _execute(case, {**real, "count_memory": True}).done.peaks
     peaks = {
         binding.devices[device]: Peaks(played, counted[device])
         for device, played in predicted_peaks(plan, binding, predicted).items()
@@ -110,11 +110,11 @@ def _compared(case: _Case, traces: Sequence[Trace], bench: Bench, oversubscribe:
     return Validation(point_name(case.point), predicted, tuple(traces), compare.compute(predicted, traces, peaks))
 
 
-def _execute(case: _Case, oversubscribe: bool, count_memory: bool = False) -> Outcome:
+def _execute(case: _Case, real: Mapping[str, Any]) -> Outcome:
     from backends import torch
 
     seed = case.point.scenario.seed
-    return torch.run(*case.composed, seed, oversubscribe=oversubscribe, count_memory=count_memory)
+    return torch.run(*case.composed, seed, **real)
 
 
 def _check(points: Sequence[Point]) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from backends.torch import crew, ranks, servers
 from backends.torch.fingerprint import cpu, gpus
-from backends.torch.job import Accelerator, Arithmetic, Done, Job, circles
+from backends.torch.job import Accelerator, Arithmetic, Done, Job, TransportName, circles
 from backends.torch.refusals import accept
 from backends.torch.servers import Checkpoint, Compute, Place
 from sim.binding import Binding
@@ -111,23 +111,32 @@ def job_of(
     schedule, architecture = plan.work, plan.architecture
     assert isinstance(schedule, Schedule)
     assert architecture is not None
-    shape = schedule.shape
+    shape, devices = schedule.shape, tuple(sorted({lane.device for lane in schedule.lanes}))
     return Job(
         schedule=schedule,
         partition=plan.partition,
         architecture=architecture,
         training=plan.training,
         seed=seed,
-        devices=tuple(sorted({lane.device for lane in schedule.lanes})),
+        devices=devices,
         samples=int(binding.samples) // (shape.micro_batches * shape.replicas),
         batch=int(binding.samples),
         arithmetic=arithmetic,
         accelerator=accelerator,
+        transport=_transport(accelerator, len(devices)),
         buckets=1 + int(schedule.ops["part"].max(initial=-1)) or 1,
         checkpoints=plan.checkpoints,
         keep_gradients=keep_gradients,
         count_memory=count_memory,
     )
+
+
+def _transport(accelerator: Accelerator, ranks: int) -> TransportName:
+    if accelerator != "cuda":
+        return "gloo"
+    from backends.torch.transport import choose
+
+    return choose(ranks)
 
 
 def together(parts: Sequence[Done]) -> Done:
@@ -158,14 +167,16 @@ def _hardware(job: Job, binding: Binding, version: str) -> dict[str, Any]:
     """What this machine is, and that the figures of the planned cluster are not its own."""
     for members in circles(job.schedule):
         binding.ring_hops(members)  # which makes the links of rings where every two nodes have one
-    links = [{"name": link.name, "kind": "gloo", "bytes_per_s": float("inf")} for link in binding.cluster.links]
+    links = [{"name": link.name, "kind": job.transport, "bytes_per_s": float("inf")} for link in binding.cluster.links]
     hardware = {
         "cpu": cpu(),
         "cores": os.cpu_count(),
         "torch": version,
-        "transport": "gloo",
+        "transport": job.transport,
         "arithmetic": job.arithmetic,
     }
     if job.accelerator == "cuda":
-        hardware |= {"accelerator": gpus(len(job.devices)), "transport": "gloo through the memory of the host"}
+        hardware["accelerator"] = gpus(len(job.devices))
+        if job.transport == "gloo":
+            hardware["transport"] = "gloo through pinned memory of the host"
     return {"hardware": hardware, "links": links, "peak_flops_per_s": [0.0] * len(binding.devices)}

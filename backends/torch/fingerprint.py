@@ -5,7 +5,14 @@ from __future__ import annotations
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from backends.torch.job import Accelerator
 
 
 def fingerprint(device: str = "cpu") -> dict[str, str]:
@@ -32,10 +39,21 @@ def _torch_version() -> str:
 
 
 def has_cuda() -> bool:
-    """Whether there is a GPU that PyTorch can use."""
+    """Whether there is PyTorch, and a GPU that it can use."""
+    if find_spec("torch") is None:
+        return False
     import torch
 
     return bool(torch.cuda.is_available())
+
+
+def device_of(accelerator: Accelerator, rank: int) -> torch.device:
+    """Where a rank computes: of several GPUs on one of its own, as long as there are enough."""
+    import torch
+
+    if accelerator != "cuda":
+        return torch.device(accelerator)
+    return torch.device("cuda", rank % torch.cuda.device_count())
 
 
 def gpus(ranks: int) -> str:

@@ -23,6 +23,8 @@ Arithmetic = Literal["float32", "float64"]
 Accelerator = Literal["cpu", "cuda", "meta"]
 """Where ops compute; tensors on ``meta`` have sizes and no data, and no process of a crew runs there."""
 
+TransportName = Literal["gloo", "nccl"]
+
 Arrays = tuple[NDArray[np.floating[Any]], ...]
 """One array per parameter of a stage, in the order of its layers."""
 
@@ -46,6 +48,7 @@ class Job:
     batch: int
     arithmetic: Arithmetic = "float32"
     accelerator: Accelerator = "cpu"
+    transport: TransportName = "gloo"
     buckets: int = 1
     checkpoints: tuple[tuple[int, ...], ...] = ()
     keep_gradients: bool = False

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from backends.torch.data import Batches, Blank, initial
+from backends.torch.fingerprint import device_of
 from backends.torch.job import Arrays, Done, Job
 from backends.torch.live_bytes import LiveBytes
 from backends.torch.stage import Stage
@@ -36,10 +37,7 @@ class Kernels:
     def __init__(self, job: Job, devices: Sequence[int]) -> None:
         self._job, self._ops, self._shape, self._devices = job, job.schedule.ops, job.schedule.shape, devices
         self._dtype = torch.float32 if job.arithmetic == "float32" else torch.float64
-        self.where = torch.device("cpu" if job.accelerator == "cpu" else job.accelerator)
-        if job.accelerator == "cuda":
-            self.where = torch.device("cuda", job.devices.index(devices[0]) % torch.cuda.device_count())
-        self._host = torch.device("meta" if job.accelerator == "meta" else "cpu")
+        self.where = device_of(job.accelerator, job.devices.index(devices[0]))
         self._batches: Batches | Blank = Blank(job.architecture, job.samples, self._dtype)
         if job.accelerator != "meta":
             self._batches = Batches(job.architecture, job.training.task, job.seed, job.samples, self._dtype)
@@ -48,7 +46,7 @@ class Kernels:
         self._losses: dict[tuple[int, int], float] = {}
         self._predicted: dict[tuple[int, int, int], Weights] = {}
         self._predicted_for: dict[tuple[int, int, int], tuple[int, Weights]] = {}
-        with self._host:
+        with torch.device("meta" if job.accelerator == "meta" else "cpu"):
             whole = initial(job.architecture, job.seed, self._dtype)
         mine = {name for name, device in job.schedule.placement.items() if device in devices}
         self._stages = {name: self._make_stage(name, whole) for name in sorted(mine)}
@@ -212,20 +210,20 @@ class Kernels:
         return int(row["kind"]), int(row["stage"]), int(row["micro_batch"]), self._pipeline(int(row["replica"]))
 
     def outgoing(self, op: int) -> Tensor:
-        """The tensor that a transfer takes away, in the memory of the host."""
-        return self._mail.pop(self._name(op)).contiguous().to(self._host)
+        """The tensor that a transfer takes away."""
+        return self._mail.pop(self._name(op)).contiguous()
 
     def room(self, op: int) -> Tensor:
-        """An empty tensor in the memory of the host for what a transfer brings."""
+        """An empty tensor for what a transfer brings."""
         kind, stage, _, _ = self._name(op)
         first, _ = self._job.partition[stage + 1 if kind == OpKind.SEND_ACTIVATION else stage]
-        return torch.empty(self._job.samples, *self._arriving[first], dtype=self._dtype, device=self._host)
+        return torch.empty(self._job.samples, *self._arriving[first], dtype=self._dtype, device=self.where)
 
     def arrived(self, op: int, tensor: Tensor) -> None:
         """Take in what a transfer brought."""
-        self._mail[self._name(op)] = tensor.to(self.where)
+        self._mail[self._name(op)] = tensor
         if self._live is not None:
-            self._live.name([self._mail[self._name(op)]], INPUT)
+            self._live.name([tensor], INPUT)
 
     def addends(self, op: int) -> list[list[Tensor]]:
         """What an all-reduce adds up: for each set of weights that is here, its gradients, to be overwritten."""

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import socket
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from backends.torch.heap import keep_freed_memory
+from backends.torch.job import Accelerator
 from sim.errors import BackendFailure
+
+if TYPE_CHECKING:
+    from backends.torch.transport import Transport
 
 SIZES = tuple(1 << power for power in range(12, 25, 2))
 """Bytes of each message: 4 KiB to 16 MiB."""
@@ -32,17 +34,17 @@ class Link(NamedTuple):
     seconds: dict[int, float]
 
 
-def measure(repeats: int = 20) -> Link:
+def measure(repeats: int = 20, device: Accelerator = "cpu") -> Link:
     """Send messages there and back; half of a round trip counts.
 
     Raises
     ------
     BackendFailure : a process died.
     """
-    return fit({size: taken_s / 2 for size, taken_s in _among(2, _bounce, repeats).items()})
+    return fit({size: taken_s / 2 for size, taken_s in _among(2, _bounce, repeats, device).items()})
 
 
-def measure_ring(processes: int, repeats: int = 20) -> Link:
+def measure_ring(processes: int, repeats: int = 20, device: Accelerator = "cpu") -> Link:
     """Sum tensors among processes, from the gradients to the gradients: copied together, reduced, copied apart.
 
     The link is the one over which a ring (`sim.binding.Binding.ring_seconds`) would take as long.
@@ -52,16 +54,18 @@ def measure_ring(processes: int, repeats: int = 20) -> Link:
     BackendFailure : a process died.
     """
     hops = 2 * (processes - 1)
-    seconds = _among(processes, _reduce, repeats)
+    seconds = _among(processes, _reduce, repeats, device)
     return fit({size // processes: taken_s / hops for size, taken_s in seconds.items()})
 
 
-def _among(processes: int, exchange: Callable[[int, Any], None], repeats: int) -> dict[int, float]:
+def _among(
+    processes: int, exchange: Callable[[Transport, int, Any], None], repeats: int, device: Accelerator
+) -> dict[int, float]:
     """Median seconds of an exchange by its bytes."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     with tempfile.TemporaryDirectory(prefix="twinrail-") as folder:
-        about = f"file://{folder}/meeting", processes, exchange, repeats, theirs
+        about = f"file://{folder}/meeting", processes, exchange, repeats, device, theirs
         crew = [context.Process(target=_play, args=(rank, *about), daemon=True) for rank in range(processes)]
         for process in crew:
             process.start()
@@ -89,23 +93,29 @@ def _play(
     rank: int,
     meeting: str,
     processes: int,
-    exchange: Callable[[int, Any], None],
+    exchange: Callable[[Transport, int, Any], None],
     repeats: int,
+    device: Accelerator,
     line: Connection,
 ) -> None:
     import torch
-    import torch.distributed as dist
+
+    from backends.torch.fingerprint import device_of
+    from backends.torch.transport import Transport, choose
 
     torch.set_num_threads(1)
     keep_freed_memory()
-    os.environ["GLOO_SOCKET_IFNAME"] = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=processes)
+    where, everyone = device_of(device, rank), tuple(range(processes))
+    name = choose(processes) if device == "cuda" else "gloo"
+    transport = Transport(name, where, meeting, rank, processes, [(0, 1), (1, 0)], [everyone])
     seconds: dict[int, float] = {}
     for size in SIZES:
-        message, times = torch.zeros(size // 4), list[float]()
+        message, times = torch.zeros(size // 4, device=where), list[float]()
         for _ in range(repeats + 3):
             begin = time.perf_counter()
-            exchange(rank, message)
+            exchange(transport, rank, message)
+            if where.type == "cuda":
+                torch.cuda.synchronize(where)
             times.append(time.perf_counter() - begin)
         seconds[size] = statistics.median(times[3:])
     if not rank:
@@ -113,23 +123,13 @@ def _play(
     time.sleep(3600)  # the parent ends all
 
 
-def _bounce(rank: int, message: Any) -> None:
+def _bounce(transport: Transport, rank: int, message: Any) -> None:
     """There and back."""
-    import torch.distributed as dist
-
-    for sender in (0, 1):
-        if rank == sender:
-            dist.send(message, 1 - rank)
-        else:
-            dist.recv(message, 1 - rank)
+    for channel in ((0, 1), (1, 0)):
+        (transport.send if rank == channel[0] else transport.receive)(message, channel, tag=0)
 
 
-def _reduce(rank: int, message: Any) -> None:
-    import torch.distributed as dist
+def _reduce(transport: Transport, rank: int, message: Any) -> None:
+    from torch.distributed import get_world_size
 
-    from backends.torch.flat import flat, unflatten
-
-    addends = [message]
-    total = flat(addends)
-    dist.all_reduce(total)
-    unflatten(total, addends)
+    transport.all_reduce([message], tuple(range(get_world_size())))

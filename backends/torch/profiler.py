@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from backends.torch.data import initial, inputs, targets
-from backends.torch.fingerprint import fingerprint
+from backends.torch.fingerprint import device_of, fingerprint
 from backends.torch.heap import keep_freed_memory
 from backends.torch.job import Accelerator
 from backends.torch.pieces import Loss, Piece, Tape, back
@@ -122,9 +123,16 @@ def sizes(layers: nn.Sequential, x: Tensor) -> list[tuple[int, int, int]]:
 
 
 def profile_together(
-    architecture: Architecture, batch: int, training: Training, processes: int, repeats: int = 20
+    architecture: Architecture,
+    batch: int,
+    training: Training,
+    processes: int,
+    repeats: int = 20,
+    device: Accelerator = "cpu",
 ) -> Profile:
     """`profile_shipped` in several processes of this machine at once, which share its memory and caches as in a run.
+
+    On ``cuda`` each is on the GPU that its rank has in a run, so several on one are time-sliced here too.
 
     Raises
     ------
@@ -133,9 +141,9 @@ def profile_together(
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(processes)
     with ProcessPoolExecutor(processes, mp_context=context, initializer=_meet, initargs=(start,)) as pool:
-        arguments = [(architecture, batch, training, repeats)] * processes
+        how = architecture, batch, training, repeats, device
         try:
-            return merged(list(pool.map(_profile_beside, arguments)))
+            return merged(list(pool.map(partial(_profile_beside, how), range(processes))))
         except BrokenProcessPool:
             raise BackendFailure("a process that measured the profile died") from None
 
@@ -147,11 +155,13 @@ def _meet(start: Any) -> None:
     _START.append(start)
 
 
-def _profile_beside(arguments: tuple[Architecture, int, Training, int]) -> Profile:
+def _profile_beside(how: tuple[Architecture, int, Training, int, Accelerator], rank: int) -> Profile:
     """Each process waits here for the others: none measures alone."""
     keep_freed_memory()
+    if how[-1] == "cuda":
+        torch.cuda.set_device(device_of("cuda", rank))
     _START[0].wait()
-    return profile_shipped(*arguments)
+    return profile_shipped(*how)
 
 
 def merged(profiles: Sequence[Profile]) -> Profile:

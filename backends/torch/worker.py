@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,6 +25,7 @@ from sim.rows import IntColumn
 
 if TYPE_CHECKING:
     from backends.torch.kernels import Kernels
+    from backends.torch.transport import Transport
 
 
 def main(job: Job, device: int, meeting: str, parent: Connection, stamps: Any) -> None:
@@ -87,7 +86,7 @@ class Worker:
     """The lanes of one device."""
 
     _kernels: Kernels
-    _groups: dict[tuple[int, ...], Any]
+    _transport: Transport
 
     def __init__(self, job: Job, device: int, parent: Line, board: Board) -> None:
         self._job, self._schedule, self._device, self._parent, self._board = job, job.schedule, device, parent, board
@@ -111,30 +110,26 @@ class Worker:
             self._parent.send(self._kernels.results())
 
     def _set_up(self, meeting: str) -> str:
-        """Make the kernels and meet the peers, on one machine over its loopback interface; the version of PyTorch."""
+        """Make the kernels and meet the peers; the version of PyTorch."""
         import torch
-        import torch.distributed as dist
 
         from backends.torch.heap import keep_freed_memory
         from backends.torch.kernels import Kernels
+        from backends.torch.transport import Transport
 
         torch.set_num_threads(1)
         keep_freed_memory()
         self._kernels = Kernels(self._job, (self._device,))
-        if meeting.startswith("file:"):  # all on this machine
-            os.environ["GLOO_SOCKET_IFNAME"] = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-        devices = self._job.devices
-        dist.init_process_group(
-            "gloo",
-            init_method=meeting,
-            rank=devices.index(self._device),
-            world_size=len(devices),
-            timeout=timedelta(days=365),  # the parent is the watchdog
+        rank_of = self._job.devices.index
+        self._transport = Transport(
+            self._job.transport,
+            self._kernels.where,
+            meeting,
+            rank_of(self._device),
+            len(self._job.devices),
+            [(rank_of(channel.source), rank_of(channel.target)) for channel in channels(self._schedule)],
+            [[rank_of(member) for member in members] for members in circles(self._schedule)],
         )
-        self._groups = {
-            members: dist.new_group([devices.index(member) for member in members], timeout=timedelta(days=365))
-            for members in circles(self._schedule)
-        }
         return str(torch.__version__)
 
     def _walks(self) -> Iterator[tuple[list[int], Callable[[int], None]]]:
@@ -164,50 +159,49 @@ class Worker:
     def _compute(self, op: int) -> None:
         self._await(op)
         self._board.start(op)
-        with self._own_stream() as finish:
+        with self._own_stream():
             self._kernels.compute(op)
-            finish()
         self._board.end(op)
 
     @contextmanager
-    def _own_stream(self) -> Iterator[Callable[[], None]]:
-        """On a GPU every compute lane has a stream, and an op ends when its kernels have run, not been queued."""
+    def _own_stream(self) -> Iterator[None]:
+        """On a GPU every lane has a stream, and an op ends when its kernels have run, not been queued."""
         if self._job.accelerator == "cpu":
-            yield lambda: None
+            yield
             return
         import torch
 
         if not hasattr(self._current, "stream"):
             self._current.stream = torch.cuda.Stream(self._kernels.where)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._current.stream):
-            yield self._current.stream.synchronize
+            yield
+            self._current.stream.synchronize()
 
     def _send(self, op: int) -> None:
-        from torch.distributed import send
-
         self._await(op)
         self._board.start(op)
-        send(self._kernels.outgoing(op), self._job.devices.index(int(self._schedule.ops["target"][op])), tag=op)
+        with self._own_stream():
+            self._transport.send(self._kernels.outgoing(op), self._channel(op), tag=op)
 
     def _receive(self, op: int) -> None:
-        from torch.distributed import recv
-
-        tensor = self._kernels.room(op)
-        recv(tensor, self._job.devices.index(int(self._schedule.ops["source"][op])), tag=op)
+        with self._own_stream():
+            tensor = self._kernels.room(op)
+            self._transport.receive(tensor, self._channel(op), tag=op)
         self._kernels.arrived(op, tensor)
         self._board.end(op)
 
+    def _channel(self, op: int) -> tuple[int, int]:
+        """The ranks that a transfer is from and to."""
+        source, target = (self._job.devices.index(int(self._schedule.ops[end][op])) for end in ("source", "target"))
+        return source, target
+
     def _reduce(self, op: int) -> None:
-        from torch.distributed import all_reduce
-
-        from backends.torch.flat import flat, unflatten
-
         self._await(op)
         self._board.start(op)
         (addends,) = self._kernels.addends(op)
-        total = flat(addends)
-        all_reduce(total, group=self._groups[tuple(self._schedule.devices_of(op))])
-        unflatten(total, addends)
+        circle = tuple(self._job.devices.index(member) for member in self._schedule.devices_of(op))
+        with self._own_stream():
+            self._transport.all_reduce(addends, circle)
         self._board.end(op)
 
     def guard(self, work: Callable[..., None], *arguments: Any) -> None:

@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scenarios.terminal import File, Json, Out, Sets, command, folder_for, progress_bar, read_document, render
+from scenarios.real_run import OPTIONS, keywords
+from scenarios.terminal import (
+    Device,
+    File,
+    Json,
+    Out,
+    Oversubscribe,
+    Sets,
+    command,
+    folder_for,
+    progress_bar,
+    read_document,
+    render,
+)
 from sim.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -52,26 +65,26 @@ def validate(
     sets: Sets = None,
     out: Out = None,
     repeats: Annotated[int, typer.Option(min=1, help="runs of each point")] = 5,
-    oversubscribe: Annotated[
-        bool, typer.Option("--allow-oversubscribe", help="let lanes of a device share one core")
-    ] = False,
+    device: Device = None,
+    oversubscribe: Oversubscribe = False,
     json: Json = False,
 ) -> None:
     """Profile, simulate, execute and compare: how far is the prediction from this machine?"""
     from scenarios import run_folder, server_validation, validation
 
     document = read_document(file, sets)
-    points = run_folder.read_points(document)
+    points, real = run_folder.read_points(document), keywords(oversubscribe, device)
     folder = out or Path("runs") / f"{run_folder.file_name(document.name)}-validation"
     if server_validation.is_for(points):
-        if oversubscribe:
-            raise ScenarioError("--allow-oversubscribe has no influence on workers of parameter servers: they sleep")
+        if real:
+            given = " and ".join(f"--{OPTIONS[name]}" for name in real)
+            raise ScenarioError(f"{given} has no influence on workers of parameter servers: they sleep")
         _validate_servers(document, points, folder, repeats, json)
         return
     with run_folder.writing(folder), progress_bar() as progress:
         task = progress.add_task(document.name, total=validation.steps(points, repeats))
         found = validation.validate(
-            points, folder, repeats, oversubscribe, lambda what: progress.update(task, advance=1, description=what)
+            points, folder, repeats, real, lambda what: progress.update(task, advance=1, description=what)
         )
     tables = {each.name: render(validation.COLUMNS, validation.rows(each.rows)) for each in found}
     validation.write(folder, document, found, tables)

@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scenarios.terminal import File, Json, Out, Sets, command, folder_for, progress_bar, read_document, render
+from scenarios.real_run import keywords
+from scenarios.terminal import (
+    Device,
+    File,
+    Json,
+    Out,
+    Oversubscribe,
+    Sets,
+    command,
+    folder_for,
+    progress_bar,
+    read_document,
+    render,
+)
 from sim.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -25,20 +38,6 @@ ComputeName = Annotated[
 ]
 
 
-def _served(compute: str | None, checkpoint: Path | None = None, resume: bool = False) -> dict[str, Any]:
-    """What is said of real parameter servers: keywords of `backends.torch.run`."""
-    if compute not in (None, "real", "sleep"):
-        raise ScenarioError(f"--compute: expected real or sleep, got '{compute}'")
-    if resume and checkpoint is None:
-        raise ScenarioError("--resume has no influence without --checkpoint DIR")
-    said: dict[str, Any] = {} if compute is None else {"compute": compute}
-    if checkpoint is not None:
-        from backends.torch.servers import Checkpoint
-
-        said["checkpoint"] = Checkpoint(checkpoint, resume=resume)
-    return said
-
-
 @command("run")
 def run(
     file: File,
@@ -51,9 +50,8 @@ def run(
         Path | None, typer.Option("--checkpoint", metavar="DIR", help="where real parameter servers keep their state")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on from what stands in --checkpoint")] = False,
-    oversubscribe: Annotated[
-        bool, typer.Option("--allow-oversubscribe", help="let compute lanes of a device share one real core")
-    ] = False,
+    device: Device = None,
+    oversubscribe: Oversubscribe = False,
 ) -> None:
     """Run one scenario."""
     from scenarios import measured, run_folder
@@ -62,7 +60,7 @@ def run(
     points = run_folder.read_points(document)
     if len(points) > 1:
         raise ScenarioError(f"{file} holds a sweep of {len(points)} points: use 'twinrail sweep'")
-    how = _served(compute, checkpoint, resume) | ({"oversubscribe": True} if oversubscribe else {})
+    how = keywords(oversubscribe, device, compute, checkpoint, resume)
     run_folder.refuse_idle(how, points[0].scenario.backend)
     if warning := measured.warning(points[0].scenario.model.measured, points[0].document):
         typer.echo(f"warning: {warning}", err=True)
@@ -96,7 +94,7 @@ def sweep(
     _refuse_experiment(document)
     if resume and json and out is None:
         raise ScenarioError("--resume has no influence with --json and without --out DIR")
-    options = sweep_command.options(engine_of(engine), jobs, address, resume, fail_fast, _served(compute))
+    options = sweep_command.options(engine_of(engine), jobs, address, resume, fail_fast, keywords(compute=compute))
     folder = folder_for(document, out, json)
     with progress_bar() as progress:
         task = progress.add_task("checking the points", total=None)
