@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.binding import Binding
-from sim.costs import ALIKE, alike, seconds_column
+from sim.costs import seconds_column
 from sim.errors import UnsupportedPlan
 from sim.jitter import Jitter
 from sim.longest_path import latest_ends, times
@@ -101,11 +101,11 @@ def uncontended(plan: Plan, binding: Binding) -> Schedule:
 
 def _refuse_contention(schedule: Schedule, binding: Binding) -> None:
     """Refuse links and devices whose sharing depends on time."""
-    moving = np.flatnonzero(np.isin(schedule.ops["kind"], MOVING_KINDS))
-    for op in moving[alike(*(schedule.ops[name][moving] for name in ALIKE))[0]].tolist():
-        kind, source, target = (int(schedule.ops[name][op]) for name in ("kind", "source", "target"))
-        ring = kind == OpKind.ALL_REDUCE
-        routes = binding.ring_hops(schedule.devices_of(op)) if ring else (binding.route(source, target),)
+    for op, source, target, members in schedule.alike[0]:
+        if op.kind not in MOVING_KINDS:
+            continue
+        ring = op.kind is OpKind.ALL_REDUCE
+        routes = binding.ring_hops(members) if ring else (binding.route(source, target),)
         for link in (binding.cluster.links[link] for route in routes for link in route):
             if link.kind in ("fifo", "fair_share"):
                 raise UnsupportedPlan(f"link '{link.name}' is {link.kind}: use backend simulated")

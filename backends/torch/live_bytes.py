@@ -1,8 +1,8 @@
 """Live bytes of real tensors, exactly: every storage that an operation brings to life, until PyTorch lets go of it.
 
-What the kernels allocate for themselves while they run is invisible here, as are segments and fragmentation. On the
-meta device, where tensors have no data, the same operations bring the same storages to life, so that a full batch
-costs no memory.
+What kernels allocate for themselves while they run is invisible here unless it is told (`backends.torch.workspaces`),
+as are segments and fragmentation. On the meta device, where tensors have no data, the same operations bring the same
+storages to life, so that a full batch costs no memory.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sim.memory.history import ACTIVATIONS, GRADIENTS, INPUT, OPTIMIZER, WEIGHTS, History
+from backends.torch.workspaces import Workspace
+from sim.memory.history import ACTIVATIONS, GRADIENTS, INPUT, OPTIMIZER, WEIGHTS, WORKSPACE, History
 from sim.memory.rules import Tag
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keeps the history of every storage that operations under it touch.
 
-    What was alive before counts from the moment it is `name`d or first comes out of an operation.
+    What was alive before counts from the moment it is `name`d or first comes out of an operation. ``workspace`` says
+    what kernels take while they run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, workspace: Workspace | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.history = History()
+        self.history, self._workspace = History(), workspace
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
 
     def __torch_dispatch__(
@@ -40,10 +42,12 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.history.operations.append(str(func))
         result = args[0].add_(args[1]) if _adds_in_place(func, args) else func(*args, **(kwargs or {}))
         if func is torch.ops.aten.mkldnn_rnn_layer.default and result[3].is_meta:
-            result = *result[:3], _workspace(args)
+            result = *result[:3], _of_recurrence(args)
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
                 self._meet(tensor, ACTIVATIONS)
+        if self._workspace is not None and (taken := self._workspace(func, args, result)):
+            self.history.dies(self.history.born(taken, WORKSPACE))
         return result
 
     def name(self, tensors: Iterable[Tensor], category: str) -> None:
@@ -80,14 +84,14 @@ def _adds_in_place(func: Any, args: tuple[Any, ...]) -> bool:
     return bool(first.dtype == second.dtype and _references(first) <= _references(second))
 
 
-def _workspace(args: tuple[Any, ...]) -> Tensor:
+def _of_recurrence(args: tuple[Any, ...]) -> Tensor:
     """What oneDNN keeps of a recurrent layer for its backward: PyTorch's meta kernel leaves it empty."""
     shapes = tuple(tuple(each.shape) if isinstance(each, Tensor) else each for each in args[:7])
-    return torch.empty(_workspace_bytes(shapes, *args[7:8], *args[9:]), dtype=torch.uint8, device="meta")
+    return torch.empty(_recurrent_bytes(shapes, *args[7:8], *args[9:]), dtype=torch.uint8, device="meta")
 
 
 @cache
-def _workspace_bytes(shapes: tuple[tuple[int, ...], ...], reverse: bool, *how: Any) -> int:
+def _recurrent_bytes(shapes: tuple[tuple[int, ...], ...], reverse: bool, *how: Any) -> int:
     """Only oneDNN knows: it is asked, once for each shape."""
     tensors = [torch.zeros(shape, device="cpu") for shape in shapes]
     found = torch.ops.aten.mkldnn_rnn_layer(*tensors, reverse, [], *how)
@@ -99,12 +103,18 @@ def _references(tensor: Tensor) -> int:
     return int(tensor._use_count() + storage - tensor._is_view())  # type: ignore[attr-defined]
 
 
-def step(module: nn.Module, batch: Tensor, target: Tensor, optimizer: torch.optim.Optimizer | None = None) -> History:
+def step(
+    module: nn.Module,
+    batch: Tensor,
+    target: Tensor,
+    optimizer: torch.optim.Optimizer | None = None,
+    workspace: Workspace | None = None,
+) -> History:
     """What lived and died in one training step: forward, cross-entropy, backward and, if given, the update.
 
     Gradients start as ``None``, as ``zero_grad`` leaves them. Optimizer state that exists counts from the start.
     """
-    with LiveBytes() as live:
+    with LiveBytes(workspace) as live:
         live.name([*module.parameters(), *module.buffers()], WEIGHTS)
         live.name([batch, target], INPUT)
         if optimizer is not None:

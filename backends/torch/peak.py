@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from backends.torch.checkpointed import Checkpointed
 from backends.torch.live_bytes import step
 from backends.torch.modules import build
+from backends.torch.workspaces import Workspace
 from sim.architecture import Entry, Operation
 from sim.checkpointing.plan import Plan
 from sim.liveness import Mode
@@ -61,11 +62,12 @@ def count(
     mode: Mode = "non_reentrant",
     optimizer: Optimizer = "sgd",
     device: str = "meta",
+    workspace: Workspace | None = None,
 ) -> History:
     """The history of a step on the CPU or on the meta device; the optimizer has its state already."""
     with torch.device(device):
         module, inputs, targets, update = _prepared(vertices, batch, plan, mode, optimizer)
-        return step(module, inputs, targets, update)
+        return step(module, inputs, targets, update, workspace)
 
 
 def count_flops(vertices: Sequence[Sequence[Entry]], batch: int, plan: Plan, mode: Mode = "non_reentrant") -> int:

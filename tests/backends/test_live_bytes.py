@@ -16,6 +16,7 @@ from backends.torch.checkpointed import Checkpointed  # noqa: E402
 from backends.torch.live_bytes import LiveBytes  # noqa: E402
 from backends.torch.modules import build  # noqa: E402
 from backends.torch.peak import count, count_flops, measure  # noqa: E402
+from backends.torch.workspaces import columns  # noqa: E402
 from scenarios.architecture import shipped_architecture  # noqa: E402
 from scenarios.checkpoint_subject import Subject, of_model  # noqa: E402
 from scenarios.load import shipped  # noqa: E402
@@ -26,7 +27,7 @@ from sim.checkpointing.plan import Plan, Run, of_checkpoints, recomputed  # noqa
 from sim.checkpointing.program import front  # noqa: E402
 from sim.checkpointing.vertices import GRANULARITIES, Granularity  # noqa: E402
 from sim.liveness import Mode, training_step  # noqa: E402
-from sim.memory.history import GRADIENTS, INPUT, LASTING, OPTIMIZER, WEIGHTS, History  # noqa: E402
+from sim.memory.history import GRADIENTS, INPUT, LASTING, OPTIMIZER, WEIGHTS, WORKSPACE, History  # noqa: E402
 from sim.training import MOMENTS, Optimizer  # noqa: E402
 
 MIB = 2**20
@@ -310,3 +311,15 @@ def test_the_allocator_of_a_gpu(model: str) -> None:
         for plan in plans(subject, mode).values():
             found = measure(subject.vertices, 32, plan, mode)
             assert found.bytes == pytest.approx(pytorch.peak(mode, subject.chain, plan), rel=0.05)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_columns_are_one_sample_unfolded_in_either_pass(device: str) -> None:
+    """As ``torch.nn.functional.unfold`` lays it out."""
+    convolution = torch.nn.Conv2d(3, 8, kernel_size=(5, 3), stride=2, padding=1).to(device)
+    batch = torch.zeros(4, 3, 20, 14, device=device, requires_grad=True)
+    with LiveBytes(columns) as live:
+        convolution(batch).sum().backward()
+    unfolded = torch.nn.functional.unfold(batch[:1].detach(), (5, 3), stride=2, padding=1)
+    taken = [size for size, tag in zip(live.history.sizes, live.history.tags, strict=True) if tag.category == WORKSPACE]
+    assert taken == [unfolded.nbytes] * 2

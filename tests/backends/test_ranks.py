@@ -119,3 +119,20 @@ def test_clocks_that_are_apart_are_found_out(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     offsets = pickle.loads((tmp_path / "outcome.pickle").read_bytes())
     assert offsets == pytest.approx([0.0, 100.0, 200.0], abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "here", "chosen"),
+    [(2, 2, None, "nccl"), (1, 2, None, "gloo"), (0, 1, None, "gloo"), (2, 4, "2", "nccl"), (2, 8, "4", "gloo")],
+)
+def test_nccl_where_each_rank_has_a_gpu_of_its_own(
+    gpus: int, ranks: int, here: str | None, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from backends.torch.transport import choose
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if here is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+    assert choose(ranks) == chosen

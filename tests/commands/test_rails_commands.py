@@ -12,7 +12,7 @@ from scenarios import measured
 from scenarios.command_line import app
 from scenarios.profiles import shipped_table
 
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install twinrail[torch]")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install twinrail[torch]")
 
 SCENARIO = """\
 name: small
@@ -52,6 +52,28 @@ def test_oversubscribing_needs_a_real_run() -> None:
     result = twinrail("run", "-", "--allow-oversubscribe", "--json", given=PLAIN)
     assert result.exit_code == 2
     assert "--allow-oversubscribe has no influence on backend simulated" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "device", "says"),
+    [
+        (("run", "--json"), "cpu", "--device has no influence on backend simulated"),
+        (("run", "--json", "--backend", "torch"), "tpu", "--device: expected cpu or cuda, got tpu"),
+        (("validate",), "tpu", "--device: expected cpu or cuda, got tpu"),
+    ],
+)
+def test_a_device_that_is_none_or_idle(command: tuple[str, ...], device: str, says: str) -> None:
+    name, *options = command
+    result = twinrail(name, "-", *options, "--device", device, given=PLAIN)
+    assert result.exit_code == 2
+    assert says in result.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_gpu_that_is_not_here() -> None:
+    result = twinrail("run", "-", "--json", "--backend", "torch", "--device", "cuda", given=PLAIN)
+    assert result.exit_code == 2
+    assert "--device: there is no CUDA device here" in result.stderr
 
 
 @pytest.mark.slow
