@@ -17,6 +17,7 @@ from typing import Any
 from analysis.compare import STEP_ERROR
 from analysis.text import duration, percent, significant
 from docs.tables import fill, markdown
+from scenarios.load import load_document
 from scenarios.server_validation import verdict
 
 PAGE = Path(__file__).parent / "validation.md"
@@ -57,7 +58,7 @@ def _signed(row: dict[str, Any]) -> str:
 
 def servers(folders: Sequence[Path]) -> str:
     """A row for each group of points, a column for each number of workers."""
-    cells = _cells(folders)
+    cells = [cell for folder in folders for cell in _of_model(folder)]
     workers = sorted({cell["workers"] for cell in cells})
     groups = list(dict.fromkeys(cell["group"] for cell in cells))
     rows = []
@@ -67,7 +68,15 @@ def servers(folders: Sequence[Path]) -> str:
         busiest = duration(max(demands["downlink_s"] + demands["uplink_s"]))
         found = [_figures(mine[count]) if count in mine else "" for count in workers]
         rows.append([group, duration(demands["think_s"]), busiest, *found])
-    return markdown(["points", "Z", "D", *map(str, workers)], rows) + f"\n\n{verdict(cells)}."
+    return markdown(["model, batch, points", "Z", "D", *map(str, workers)], rows) + f"\n\n{verdict(cells)}."
+
+
+def _of_model(folder: Path) -> list[dict[str, Any]]:
+    """The cells of a folder, their groups named by the model too where all are of one: folders have one each."""
+    scenario = load_document(str(folder / "scenario.yaml")).data
+    swept = scenario["sweep"].get("grid", {})
+    own = [str(scenario["model"][key]) for key in ("name", "batch_size") if f"model.{key}" not in swept]
+    return [{**cell, "group": ", ".join([*own, cell["group"]])} for cell in _cells([folder])]
 
 
 def _figures(cell: dict[str, Any]) -> str:

@@ -1,8 +1,8 @@
 """``twinrail validate``: profile, simulate, execute, compare, in one folder.
 
 The scenario says what to do; how long its layers and messages take on this machine is measured, with as many processes
-at work at once as the run has, and put in place of its figures. Measuring and running take turns, and so do points, so
-that what the machine does meanwhile touches all of them; what is predicted comes of the medians of what was measured.
+at work at once as the run has, and put in place of its figures. Each repeat measures right before it runs what was
+measured, so that what the machine does meanwhile touches both; what is predicted comes of the medians over repeats.
 """
 
 from __future__ import annotations
@@ -67,20 +67,22 @@ def validate(
     _check(points)
     bench = Bench(folder, real.get("accelerator", "cpu"))
     subjects = [subject_of(compose(point.scenario, point.document), str(point.scenario.model.name)) for point in points]
+    cases: dict[int, _Case] = {}
     runs: list[list[Trace]] = [[] for _ in points]
-    cases: list[_Case] = []
-    for repeat in range(repeats):
+    for repeat in range(1, repeats + 1):
         for subject in dict.fromkeys(subjects):
             bench.measure(subject)
-            advance(f"{subject.model}: profile {repeat + 1}")
-        cases = cases or [_case(point, subject, bench) for point, subject in zip(points, subjects, strict=True)]
-        for case, traces in zip(cases, runs, strict=True):
-            traces.append(_execute(case, real).trace)
-            advance(f"{point_name(case.point)}: run {repeat + 1}")
+            advance(f"{subject.model}: profile {repeat}")
+            for number in (number for number, own in enumerate(subjects) if own == subject):
+                if number not in cases:
+                    cases[number] = _case(points[number], subject, bench)
+                case = cases[number]
+                runs[number].append(_execute(case, real).trace)
+                advance(f"{point_name(case.point)}: run {repeat}")
     found = []
-    for case, traces in zip(cases, runs, strict=True):
-        found.append(_compared(case, traces, bench, real))
-        advance(f"{point_name(case.point)}: memory")
+    for number, traces in enumerate(runs):
+        found.append(_compared(cases[number], traces, bench, real))
+        advance(f"{point_name(points[number])}: memory")
     return found
 
 

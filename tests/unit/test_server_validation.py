@@ -261,13 +261,17 @@ def test_the_shipped_scenario_fits_on_a_testbed() -> None:
 def test_the_page_has_a_table_of_what_was_measured(tmp_path: Path) -> None:
     """It is of some machine on some day: here only its form."""
     cells = [cell((10.0,) * 3), cell((20.0,) * 3, (0.9,) * 3, theory=None)._replace(workers=3)]
-    folders = [tmp_path / "a", tmp_path / "b"]
-    for folder, one in zip(folders, cells, strict=True):
+    cells.append(cells[0])
+    folders = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
+    for folder, one, batch in zip(folders, cells, (16, 16, 32), strict=True):
         folder.mkdir()
+        text = f"model: {{name: net, batch_size: {batch}}}\nsweep: {{grid: {{cluster.workers: [2, 3]}}}}\n"
+        (folder / "scenario.yaml").write_text(text)
         (folder / "validation.json").write_text(json.dumps(server_validation.as_json([one])))
-    expected = """| points | Z | D | 2 | 3 |
+    expected = """| model, batch, points | Z | D | 2 | 3 |
 | --- | ---: | ---: | ---: | ---: |
-| one | 50.0 ms | 80.0 ms | 10.0 (-10, +10) | *20.0 (-55)* |
+| net, 16, one | 50.0 ms | 80.0 ms | 10.0 (-10, +10) | *20.0 (-55)* |
+| net, 32, one | 50.0 ms | 80.0 ms | 10.0 (-10, +10) |  |
 
 """
     assert tables_validation.servers(folders) == f"{expected}{verdict(*cells)}."
