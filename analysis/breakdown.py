@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from analysis import usage
 from analysis.usage import Usage
+from sim.op_table import of_kinds
 from sim.ops import BACKWARD_KINDS, FORWARD_KINDS, OpKind
 from sim.trace import Trace
 
@@ -75,8 +74,8 @@ def compute(trace: Trace, used: Usage | None = None) -> Breakdown:
 
 def _times(used: Usage, device: int) -> DeviceTime:
     trace, ops = used.trace, used.compute[device]
-    busy_s = used.computing(device).length_s
-    compute_s, communication_s, idle_s = parts(trace.makespan_s, busy_s, used.active(device).length_s - busy_s)
+    busy_s = used.computing[device].length_s
+    compute_s, communication_s, idle_s = parts(trace.makespan_s, busy_s, used.active[device].length_s - busy_s)
     return DeviceTime(
         name=used.name(device),
         compute_s=compute_s,
@@ -113,10 +112,10 @@ def bubble(devices: Sequence[DeviceTime], makespan_s: float, spans: Sequence[Sta
 
 def stage_spans(used: Usage) -> list[StageSpan]:
     """The span of each accelerator; one that runs no forward or backward spans nothing."""
-    found = []
+    found, works = [], of_kinds(used.trace.ops, STAGE_KINDS)
     for device in used.accelerators:
         ops = used.compute[device]
-        spans = used.spans(ops[np.isin(used.trace.ops["kind"][ops], STAGE_KINDS)])
+        spans = used.spans(ops[works[ops]])
         span_s = float(spans.end_s[-1] - spans.start_s[0]) if len(spans.start_s) else 0.0
         found.append(StageSpan(span_s, spans.length_s))
     return found

@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.errors import InvalidSchedule
 from sim.ops import OpKind
@@ -23,6 +24,9 @@ from sim.trace import Trace
 
 SHARE = 2**-40
 """Shares are whole multiples of it, so that they add up to 1 in floats."""
+
+ROUNDING = 1e-9
+"""Of a transfer a smaller share is no latency."""
 
 _COMPUTING = {
     OpKind.FORWARD: "forward",
@@ -36,9 +40,10 @@ _COMPUTING = {
 
 
 class Cause(NamedTuple):
-    """Why time passes: ``compute`` (of a stage, by pass), ``update``, ``transfer`` (over the slowest link of a route),
-    ``sharing`` (an op takes longer since others use its link or device), ``allocator``, or ``waiting`` for none of
-    these, as for a worker that begins late.
+    """Why time passes: ``compute`` (of a stage, by pass), ``update``, ``transfer`` (bytes over the slowest link of a
+    route), ``latency`` (of that route; part of ``transfer`` where nobody says what an op takes alone), ``sharing`` (an
+    op takes longer since others use its link or device), ``allocator``, or ``waiting`` for none of these, as for a
+    worker that begins late.
     """
 
     kind: str
@@ -106,6 +111,18 @@ def apportion(weights: Sequence[Fraction], whole: float, grid: float) -> list[fl
     return [count * grid for count in counts]
 
 
+def _carried_s(trace: Trace) -> NDArray[np.float64]:
+    """For each op the bytes it moves over a link's bandwidth, the most of all its links."""
+    flows = trace.flows
+    links = [link["bytes_per_s"] for link in trace.header["links"]]
+    pair = flows["op"].astype(np.int64) * len(links) + flows["link"]
+    each, member = np.unique(pair, return_inverse=True)
+    size_bytes, carried_s = np.bincount(member, flows["bytes"], len(each)), np.zeros(len(trace.ops))
+    if len(each):
+        np.maximum.at(carried_s, each // len(links), size_bytes / np.array(links)[each % len(links)])
+    return carried_s
+
+
 class _Walk:
     """From an op to what it waited for last."""
 
@@ -118,6 +135,7 @@ class _Walk:
             trace.flows["op"].astype(np.int64), trace.flows["link"].astype(np.int64), len(trace.ops)
         )
         self.moves = np.isin(trace.ops["kind"], MOVING_KINDS)
+        self.carried_s = _carried_s(trace)
         try:
             self.waits: Rows | None = trace.as_schedule().waits_for
         except InvalidSchedule:
@@ -140,13 +158,22 @@ class _Walk:
         cause = self._cause(op)
         alone_s = end_s if self.seconds is None else begin_s + self.seconds[op]
         shared_s = until_s if alone_s >= until_s - 8 * math.ulp(until_s) else alone_s
+        moving_s = min(begin_s + self._latency_s(op), shared_s)
         pieces = (
             (until_s, end_s, Cause("allocator", self._device(op))),
             (shared_s, until_s, Cause("sharing", cause.what if self.moves[op] else self._device(op))),
-            (begin_s, shared_s, cause),
+            (moving_s, shared_s, cause),
+            (begin_s, moving_s, Cause("latency", cause.what)),
             (start_s, begin_s, Cause("allocator", self._device(op))),
         )
         return (Piece(low, high, op, why) for low, high, why in pieces if high > low)
+
+    def _latency_s(self, op: int) -> float:
+        """What a transfer takes beyond its bytes over the bandwidth, where it is known how long it takes alone."""
+        if self.seconds is None or not self.moves[op]:
+            return 0.0
+        latency_s = self.seconds[op] - float(self.carried_s[op])
+        return latency_s if latency_s > ROUNDING * self.seconds[op] else 0.0
 
     def _cause(self, op: int) -> Cause:
         row, header = self.trace.ops[op], self.trace.header

@@ -25,17 +25,22 @@ class Spans(NamedTuple):
 
     def within(self, low_s: float, high_s: float) -> Spans:
         """The part of them between two times."""
-        start_s, end_s = np.clip(self.start_s, low_s, high_s), np.clip(self.end_s, low_s, high_s)
-        return Spans(start_s[end_s > start_s], end_s[end_s > start_s])
+        start_s, end_s = (np.minimum(np.maximum(each, low_s), high_s) for each in self)
+        lasting = end_s > start_s
+        return Spans(start_s[lasting], end_s[lasting])
 
 
 def union(start_s: Times, end_s: Times) -> Spans:
     """The times at which at least one of some intervals is open; intervals that touch become one."""
+    if not len(start_s):
+        return Spans(start_s, end_s)
     by_start = np.argsort(start_s, kind="stable")
     start_s, reach_s = start_s[by_start], np.maximum.accumulate(end_s[by_start])
-    opens = np.append(True, start_s[1:] > reach_s[:-1])[: len(start_s)]
-    start_s, end_s = start_s[opens], reach_s[np.append(opens[1:], True)[: len(opens)]]
-    return Spans(start_s[end_s > start_s], end_s[end_s > start_s])
+    edges = np.ones(len(start_s) + 1, bool)  # where a span may open, and the one before it closes
+    np.greater(start_s[1:], reach_s[:-1], out=edges[1:-1])
+    start_s, end_s = start_s[edges[:-1]], reach_s[edges[1:]]
+    lasting = end_s > start_s
+    return Spans(start_s[lasting], end_s[lasting])
 
 
 def most_at_once(group: IntColumn, start_s: Times, end_s: Times, groups: int) -> IntColumn:

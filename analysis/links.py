@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.intervals import union
+from analysis import usage
+from analysis.intervals import Spans
+from analysis.usage import Usage
 from sim.trace import Trace
 
 
@@ -34,18 +36,19 @@ def carried_bytes(flows: NDArray[np.void], start_s: float, end_s: float) -> floa
     return float((flows["bytes"][lasting] * inside_s[lasting] / whole_s[lasting]).sum())
 
 
-def compute(trace: Trace) -> tuple[LinkUse, ...]:
-    """The links that carried something, in the order of the cluster."""
-    return tuple(_use(trace, int(link)) for link in np.unique(trace.flows["link"]))
+def compute(trace: Trace, used: Usage | None = None) -> tuple[LinkUse, ...]:
+    """The links that carried something, in the order of the cluster. ``used`` saves sorting the flows again."""
+    carrying = (used or usage.compute(trace)).carrying
+    return tuple(_use(trace, link, flows, busy) for link, (flows, busy) in carrying.items())
 
 
-def _use(trace: Trace, link: int) -> LinkUse:
-    figures, flows = trace.header["links"][link], trace.flows[trace.flows["link"] == link]
+def _use(trace: Trace, link: int, flows: NDArray[np.void], busy: Spans) -> LinkUse:
+    figures = trace.header["links"][link]
     carried, bytes_per_s = float(flows["bytes"].sum()), float(figures["bytes_per_s"])
     limited = math.isfinite(bytes_per_s) and trace.makespan_s > 0
     return LinkUse(
         name=figures["name"],
         bytes=carried,
-        busy_s=union(flows["start_s"], flows["end_s"]).length_s,
+        busy_s=busy.length_s,
         utilization=carried / (bytes_per_s * trace.makespan_s) if limited else None,
     )

@@ -72,9 +72,10 @@ def _peak(trace: Trace, device: int, name: str) -> Peak:
     live = np.cumsum(events["bytes"])
     at = int(live.argmax())
     upto = events[: at + 1]
-    held = {kind: int(upto["bytes"][upto["kind"] == kind].sum()) for kind in BufferKind}
+    held = np.zeros(len(BufferKind), np.int64)
+    np.add.at(held, upto["kind"], upto["bytes"])
     by_category: dict[Category, int] = {}
-    for kind, size_bytes in held.items():
+    for kind, size_bytes in zip(BufferKind, held.tolist(), strict=True):
         by_category[kind.category] = by_category.get(kind.category, 0) + size_bytes
     by_category = {category: size_bytes for category, size_bytes in by_category.items() if size_bytes}
     op = int(events["op"][at])

@@ -60,7 +60,7 @@ def compute(trace: Trace) -> Costs:
 def _bubble(trace: Trace, over: Steady) -> float:
     """Of the steps from one completion to another; where no mini-batches fill and drain the pipeline, all are alike."""
     used = usage.compute(trace)
-    spans, count = [used.computing(device) for device in used.accelerators], trace.shape.mini_batches
+    spans, count = [used.computing[device] for device in used.accelerators], trace.shape.mini_batches
     if over.first:
         busy_s = sum(each.within(over.start_s, over.end_s).length_s for each in spans) / (over.last - over.first)
     else:

@@ -11,7 +11,7 @@ from analysis import staleness
 from analysis.intervals import most_at_once
 from analysis.staleness import Staleness
 from sim.memory.buffers import BufferKind
-from sim.op_table import Halves
+from sim.op_table import of_kinds
 from sim.ops import BACKWARD_KINDS, FORWARD_KINDS, OpKind
 from sim.rows import IntColumn
 from sim.trace import Trace
@@ -48,10 +48,10 @@ def compute(trace: Trace, measured: Staleness | None = None) -> Occupancy:
 
 
 def _in_flight(trace: Trace) -> dict[str, tuple[int, ...]]:
-    ops, halves = trace.ops, Halves(trace.ops)
-    forward = np.flatnonzero(np.isin(ops["kind"], FORWARD_KINDS))
+    ops, halves = trace.ops, trace.halves
+    forward = np.flatnonzero(of_kinds(ops, FORWARD_KINDS))
     until_s = trace.end_s.copy()
-    backward = np.flatnonzero(np.isin(ops["kind"], (*BACKWARD_KINDS, OpKind.FORWARD_BACKWARD)))
+    backward = np.flatnonzero(of_kinds(ops, (*BACKWARD_KINDS, OpKind.FORWARD_BACKWARD)))
     started = halves.find(OpKind.FORWARD, *halves.backward_of(backward))
     np.maximum.at(until_s, started[started >= 0], trace.end_s[backward[started >= 0]])
     sizes = {"source": len(trace.header["devices"]), "stage": trace.shape.stages}
@@ -90,19 +90,21 @@ def _on_copies(trace: Trace) -> NDArray[np.bool_]:
     ops, header = trace.ops, trace.header
     if header["weights"] != "predict":
         return np.zeros(len(ops), bool)
-    reader = reader_of(trace.shape, ops, Halves(ops), header["weights"], header["predict"])
+    reader = reader_of(trace.shape, ops, trace.halves, header["weights"], header["predict"])
     predicting = [stage for stage, ahead in enumerate(header["distances"]) if any(ahead)]
     return np.not_equal(reader, np.arange(len(ops))) & np.isin(ops["stage"], predicting)
 
 
 def _predicted_copies(trace: Trace) -> tuple[int, ...]:
     """From the buffers of predicted weights: of the events of one name every other one allocates."""
+    devices = range(len(trace.header["devices"]))
     events = trace.memory[trace.memory["kind"] == BufferKind.PREDICTED_WEIGHTS]
+    if not len(events):
+        return (0,) * len(devices)
     by_name = np.lexsort([np.arange(len(events)), *(events[name] for name in ("number", "stage", "device"))])
     _, first, count = np.unique(events[["device", "stage", "number"]][by_name], return_index=True, return_counts=True)
     step = np.empty(len(events), np.int64)
     step[by_name] = 1 - 2 * ((np.arange(len(events)) - np.repeat(first, count)) % 2)
-    devices = range(len(trace.header["devices"]))
     return tuple(int(np.cumsum(step[events["device"] == device]).max(initial=0)) for device in devices)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from analysis import breakdown, links, memory, occupancy, parameter_server, served_steps, staleness, steady, usage, why
-from analysis.breakdown import DeviceTime
+from analysis.breakdown import Bubble, DeviceTime
+from analysis.links import LinkUse
 from analysis.memory import Peak, Reserve
 from analysis.occupancy import Occupancy
 from analysis.staleness import Staleness, Summary
@@ -46,14 +46,14 @@ def compute(trace: Trace, scenario: str, name: str) -> dict[str, Any]:
         "overall_samples_per_s": over.overall_samples_per_s,
         "mfu": _mfu(used, over.step_time_s),
         "why": why.compute(trace, used, over),
-        "bubble": asdict(times.bubble),
+        "bubble": _fields(times.bubble),
         "imbalance": imbalance([device.compute_s for device in times.devices]),
         "devices": [
             _device(spent, *held[device]) | _kept(occupied, device)
             for device, spent in zip(used.accelerators, times.devices, strict=True)
         ],
         "hosts": [_device(spent, *held[host]) for host, spent in zip(used.hosts, times.hosts, strict=True)],
-        "links": [asdict(link) for link in links.compute(trace)],
+        "links": [_fields(link) for link in links.compute(trace, used)],
         "staleness": {
             "forward": _summary(measured.forward),
             "backward": _summary(measured.backward),
@@ -76,13 +76,17 @@ def _mfu(used: Usage, step_time_s: float) -> float | None:
     return float(header["flops"]) / (step_time_s * sum(known))
 
 
+def _fields(figures: DeviceTime | Bubble | LinkUse | Reserve) -> dict[str, Any]:
+    return {name: getattr(figures, name) for name in figures.__dataclass_fields__}
+
+
 def _device(spent: DeviceTime, peak: Peak, reserve: Reserve | None) -> dict[str, Any]:
     return {
-        **asdict(spent),
+        **_fields(spent),
         "peak_memory_bytes": peak.peak_bytes,
         "peak_memory_op": peak.op or None,
         "memory_by_category": {str(category): size_bytes for category, size_bytes in peak.by_category.items()},
-        **(asdict(reserve) if reserve is not None else dict.fromkeys(Reserve.__dataclass_fields__)),
+        **(_fields(reserve) if reserve is not None else dict.fromkeys(Reserve.__dataclass_fields__)),
     }
 
 

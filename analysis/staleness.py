@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from analysis import served_steps
 from analysis.intervals import Times
 from sim.errors import BrokenInvariant
-from sim.op_table import Halves
+from sim.op_table import Halves, of_kinds
 from sim.ops import BACKWARD_KINDS, FORWARD_KINDS, OpKind
-from sim.passes.weight_versions import distances_at, in_steady_state, most_frequent, same_mini_batches
+from sim.passes.weight_versions import distances_at, in_steady_state, same_mini_batches
 from sim.rows import IntColumn, Rows
 from sim.trace import Trace
 from sim.weights import reader_of
@@ -70,8 +70,8 @@ def compute(trace: Trace) -> Staleness:
     """
     if served_steps.has_servers(trace):
         return _of_servers(trace)
-    ops, halves = trace.ops, Halves(trace.ops)
-    readers = np.flatnonzero(np.isin(ops["kind"], READERS) & (ops["reads"] >= 0))
+    ops, halves = trace.ops, trace.halves
+    readers = np.flatnonzero(of_kinds(ops, READERS) & (ops["reads"] >= 0))
     weights = _Weights(trace)
     version, applied = np.full(len(ops), -1, np.int64), np.full(len(ops), -1, np.int64)
     version[readers] = _versions(trace, halves, weights, readers)
@@ -94,7 +94,7 @@ def _of_servers(trace: Trace) -> Staleness:
     """With parameter servers a pass reads what its worker pulled, and is as stale as the stalest part of that."""
     ops, steps = trace.ops, served_steps.compute(trace)
     version, applied = np.full(len(ops), -1, np.int64), np.full(len(ops), -1, np.int64)
-    passes = np.flatnonzero((ops["stage"] == 0) & np.isin(ops["kind"], READERS))
+    passes = np.flatnonzero((ops["stage"] == 0) & of_kinds(ops, READERS))
     worst = steps.staleness.argmax(axis=1) if len(steps.worker) else np.empty(0, np.int64)
     read, stale = (np.take_along_axis(each, worst[:, None], 1)[:, 0] for each in (steps.reads, steps.staleness))
     count = int(ops["micro_batch"].max(initial=0)) + 1
@@ -195,15 +195,23 @@ def _seen(trace: Trace, weights: _Weights, readers: IntColumn, read_s: Times) ->
 
 
 def _summary(trace: Trace, staleness: IntColumn, kinds: tuple[OpKind, ...]) -> Summary:
-    rows = np.flatnonzero(np.isin(trace.ops["kind"], kinds) & (staleness >= 0))
+    rows = np.flatnonzero(of_kinds(trace.ops, kinds) & (staleness >= 0))
     values, stage = staleness[rows], trace.ops["stage"][rows]
-    middle, found = in_steady_state(trace.shape, trace.ops["micro_batch"][rows]), np.unique(values, return_counts=True)
+    middle = in_steady_state(trace.shape, trace.ops["micro_batch"][rows])
+    counts = np.bincount(values)
+    steady = np.zeros((trace.shape.stages, len(counts)), np.int64)
+    np.add.at(steady, (stage[middle], values[middle]), 1)
     return Summary(
         mean=float(values.mean()) if len(values) else None,
         max=int(values.max()) if len(values) else None,
-        by_stage=tuple(most_frequent(values[middle & (stage == number)]) for number in range(trace.shape.stages)),
-        histogram=dict(zip(*(column.tolist() for column in found), strict=True)),
+        by_stage=tuple(_most_frequent(each) for each in steady),
+        histogram={value: count for value, count in enumerate(counts.tolist()) if count},
     )
+
+
+def _most_frequent(counts: IntColumn) -> int | None:
+    """The value that is counted most often, of equals the largest; ``None`` where none is."""
+    return len(counts) - 1 - int(counts[::-1].argmax()) if counts.any() else None
 
 
 def _realised(trace: Trace) -> tuple[tuple[int, int], ...] | None:

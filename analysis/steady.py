@@ -11,6 +11,7 @@ from analysis import occupancy, parameter_server, served_steps, staleness
 from analysis.intervals import Times
 from analysis.occupancy import Occupancy
 from analysis.staleness import Staleness
+from sim.op_table import of_kinds
 from sim.ops import BACKWARD_KINDS, FORWARD_KINDS, OpKind
 from sim.trace import Trace
 
@@ -110,7 +111,7 @@ def _completions(trace: Trace) -> Times:
         first = np.arange(trace.shape.mini_batches) * trace.shape.micro_batches
         done_s = np.maximum(done_s, applied_s[trace.shape.update_of(stage, first)])
     if not len(updates):
-        rows = np.flatnonzero(np.isin(kind, (*BACKWARD_KINDS, OpKind.FORWARD_BACKWARD)))
+        rows = np.flatnonzero(of_kinds(trace.ops, (*BACKWARD_KINDS, OpKind.FORWARD_BACKWARD)))
         np.maximum.at(done_s, trace.ops["micro_batch"][rows] // trace.shape.micro_batches, trace.end_s[rows])
     return done_s
 
@@ -119,7 +120,7 @@ def _overlaps(trace: Trace, measured: Staleness, done_s: Times) -> bool:
     """Whether mini-batches overlap: by staleness, or by time where nothing updates."""
     if measured.forward.max is not None:
         return measured.forward.max > 0
-    rows = np.flatnonzero(np.isin(trace.ops["kind"], FORWARD_KINDS))
+    rows = np.flatnonzero(of_kinds(trace.ops, FORWARD_KINDS))
     begun_s = np.full(trace.shape.mini_batches, np.inf)
     np.minimum.at(begun_s, trace.ops["micro_batch"][rows] // trace.shape.micro_batches, trace.start_s[rows])
     return bool((begun_s[1:] < done_s[:-1]).any())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.palette import OKABE_ITO
+from analysis.units import parted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,17 +23,6 @@ COLOURS = (*OKABE_ITO, "#000000", "#999933")
 MOST_CELLS_WITH_TEXT, MOST_TICKS, LONGEST_TICK = 144, 12, 6
 LOGARITHMIC = 30
 """An axis whose largest value is that many times its least is drawn on a logarithmic scale."""
-_DECIMAL = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
-_SCALES: Mapping[str, Mapping[str, float]] = {
-    "_flops_per_s": {f"{prefix}FLOP/s": factor for prefix, factor in _DECIMAL.items()},
-    "_bytes_per_s": {f"{prefix}B/s": factor for prefix, factor in _DECIMAL.items()},
-    "samples_per_s": {"samples/s": 1.0},
-    "_per_s": {"1/s": 1.0},
-    "_flops": {f"{prefix}FLOP": factor for prefix, factor in _DECIMAL.items()},
-    "_bytes": {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "B": 1.0},
-    "_s": {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9},
-}
-"""Units by the end of a column's name, the largest first."""
 
 
 class Column(NamedTuple):
@@ -65,13 +55,12 @@ def scaled(column: Column) -> Scaled:
         rank = {word: float(number) for number, word in enumerate(words)}
         return Scaled(_spoken(column.name), np.array([rank[str(value)] for value in column.values]), words)
     values = np.array(column.values, np.float64)
-    for ending, units in _SCALES.items():
-        if column.name.endswith(ending):
-            middle = float(np.median(np.abs(values[values != 0]))) if values.any() else 1.0
-            unit = next((unit for unit, factor in units.items() if middle >= factor), [*units][-1])
-            name = column.name.removesuffix(ending) or "throughput"
-            return Scaled(f"{_spoken(name)} ({unit})", values / units[unit], None)
-    return Scaled(_spoken(column.name), values, None)
+    name, units = parted(column.name)
+    if not units:
+        return Scaled(_spoken(name), values, None)
+    middle = float(np.median(np.abs(values[values != 0]))) if values.any() else 1.0
+    unit = next((unit for unit, factor in units.items() if middle >= factor), [*units][-1])
+    return Scaled(f"{_spoken(name or 'throughput')} ({unit})", values / units[unit], None)
 
 
 def _spoken(name: str) -> str:

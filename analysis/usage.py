@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from analysis.intervals import Spans, union
+from sim.op_table import of_kinds
 from sim.recording import MOVING_KINDS
 from sim.rows import IntColumn, Rows
 from sim.trace import Trace
@@ -33,13 +36,23 @@ class Usage:
         """The cluster's name of a device."""
         return str(self.trace.header["devices"][device])
 
-    def computing(self, device: int) -> Spans:
-        """When some compute lane of the device is busy."""
-        return self.spans(self.compute[device])
+    @cached_property
+    def computing(self) -> tuple[Spans, ...]:
+        """When some compute lane of each device is busy."""
+        return tuple(map(self.spans, self.compute))
 
-    def active(self, device: int) -> Spans:
-        """When the device computes or one of its transfers is under way."""
-        return self.spans(np.concatenate([self.compute[device], self.moving[device]]))
+    @cached_property
+    def active(self) -> tuple[Spans, ...]:
+        """When each device computes or one of its transfers is under way."""
+        pairs = zip(self.compute, self.moving, strict=True)
+        return tuple(self.spans(np.concatenate(pair)) for pair in pairs)
+
+    @cached_property
+    def carrying(self) -> dict[int, tuple[NDArray[np.void], Spans]]:
+        """The flows of each link that carried something, and when some flow is under way."""
+        every = self.trace.flows
+        each = ((link, every[every["link"] == link]) for link in np.unique(every["link"]).tolist())
+        return {link: (flows, union(flows["start_s"], flows["end_s"])) for link, flows in each}
 
     def spans(self, ops: IntColumn) -> Spans:
         """When at least one of some ops works: it waits for its memory before and after."""
@@ -53,7 +66,7 @@ def compute(trace: Trace) -> Usage:
     lane, op = trace.lanes_of.values, trace.lanes_of.owners
     device_of = np.array([lane.device for lane in trace.lanes], np.int64)
     computes = np.array([lane.computes for lane in trace.lanes], bool)[lane]
-    ops, moves = trace.ops, np.isin(trace.ops["kind"], MOVING_KINDS)
+    ops, moves = trace.ops, of_kinds(trace.ops, MOVING_KINDS)
     held = moves[op]
     leaving, arriving = np.flatnonzero(moves), np.flatnonzero(moves & (ops["target"] >= 0))
     computing = Rows.from_pairs(device_of[lane[computes]], op[computes], len(names))

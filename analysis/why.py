@@ -6,10 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from analysis import steady, usage
-from analysis.intervals import union
 from analysis.links import carried_bytes
 from analysis.steady import Steady
 from analysis.text import percent
@@ -53,13 +50,13 @@ def compute(trace: Trace, used: Usage | None = None, over: Steady | None = None)
 
 def evidence(used: Usage, start_s: float, end_s: float) -> Evidence:
     """How busy the compute lanes and the links that can limit are between two times."""
-    computing = [used.computing(device).within(start_s, end_s).length_s for device in used.accelerators]
-    active = [used.active(device).within(start_s, end_s).length_s for device in used.accelerators]
+    computing = [used.computing[device].within(start_s, end_s).length_s for device in used.accelerators]
+    active = [used.active[device].within(start_s, end_s).length_s for device in used.accelerators]
     count = max(len(computing), 1)
     return Evidence(
         window_s=end_s - start_s,
         lanes=tuple(_lanes(used, start_s, end_s)),
-        links=tuple(_links(used.trace, start_s, end_s)),
+        links=tuple(_links(used, start_s, end_s)),
         computing_s=sum(computing) / count,
         active_s=sum(active) / count,
     )
@@ -98,21 +95,21 @@ def _lanes(used: Usage, start_s: float, end_s: float) -> list[Busy]:
         lanes = [number for number, lane in enumerate(trace.lanes) if lane.device == device and lane.computes]
         for lane in lanes:
             name = used.name(device) + (f" {trace.lanes[lane].stream}" if len(lanes) > 1 else "")
-            busy_s = used.spans(trace.order[lane]).within(start_s, end_s).length_s
-            found.append(Busy(busy_s, name, "{1} computes {0} of the time"))
+            busy = used.spans(trace.order[lane]) if len(lanes) > 1 else used.computing[device]
+            found.append(Busy(busy.within(start_s, end_s).length_s, name, "{1} computes {0} of the time"))
     return found
 
 
-def _links(trace: Trace, start_s: float, end_s: float) -> list[Busy]:
+def _links(used: Usage, start_s: float, end_s: float) -> list[Busy]:
     """The links that can limit: a pure delay or infinite bandwidth cannot."""
     found = []
-    for link in np.unique(trace.flows["link"]):
-        figures, flows = trace.header["links"][link], trace.flows[trace.flows["link"] == link]
+    for link, (flows, busy) in used.carrying.items():
+        figures = used.trace.header["links"][link]
         if figures["kind"] == "latency" or not math.isfinite(figures["bytes_per_s"]):
             continue
         if figures["kind"] == "fair_share":  # another link may slow its flows: their bytes tell what they take of it
             busy_s = carried_bytes(flows, start_s, end_s) / figures["bytes_per_s"]
         else:
-            busy_s = union(flows["start_s"], flows["end_s"]).within(start_s, end_s).length_s
+            busy_s = busy.within(start_s, end_s).length_s
         found.append(Busy(busy_s, f"link {figures['name']}", "{1} is {0} busy"))
     return found

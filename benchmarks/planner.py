@@ -7,15 +7,14 @@ from functools import partial
 from benchmarks.measure import Row, cpu_seconds
 from scenarios import plan_command
 from scenarios.load import parse_text
-from scenarios.plan_command import Options
+from scenarios.plan_search import Options
 
 SCENARIO = """\
 name: planner
 model: {name: vgg16, batch_size: 32}
-cluster: {devices: 4, device: p40, link: {kind: in_order, latency: 10 us, bandwidth: 8 GB/s}}
+cluster: {preset: pcie3-switch-4gpu, concurrency: {shared: 1.0}}
 schedule: {name: one_f_one_b, stages: 4, micro_batches: 8, mini_batches: 3}
-plan: {schedules: [gpipe, one_f_one_b, pipedream, pipedream_2bw], micro_batches: [2, 4, 8],
-  stages: [2, 3, 4], partitions: [balanced, pipedream, fitting]}
+plan: {schedules: [one_f_one_b, pipedream, zb_h1, chimera, dualpipe_2018], micro_batches: [2, 8], stages: [2, 4]}
 """
 WANTED = 1.5
 

@@ -9,21 +9,24 @@ from pkgutil import iter_modules
 
 import scenarios
 import sim
-from scenarios import commands
-from scenarios.terminal import app
-
-for _module in iter_modules(commands.__path__):
-    import_module(f"scenarios.commands.{_module.name}")
-
-
-def main() -> None:
-    """Refuse to start where another package shadows ours; else do what was asked for."""
-    if shadow := _shadow():
-        sys.exit(f"twinrail: {shadow} shadows our package 'sim': rename it, or start elsewhere")
-    app()
 
 
 def _shadow() -> str | None:
     """The file that Python found for ``sim`` where it is not ours."""
     ours, found = (Path(str(package.__file__)).resolve().parent.parent for package in (scenarios, sim))
     return None if ours == found else str(sim.__file__)
+
+
+if shadow := _shadow():  # before anything is imported from it
+    sys.exit(f"twinrail: {shadow} shadows our package 'sim': rename it, or start elsewhere")
+
+from scenarios import commands  # noqa: E402
+from scenarios.terminal import app as app  # noqa: E402
+
+for _module in iter_modules(commands.__path__):
+    import_module(f"scenarios.commands.{_module.name}")
+
+
+def main() -> None:
+    """Do what was asked for."""
+    app()

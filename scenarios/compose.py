@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 from scenarios import schedule_csv
 from scenarios.architecture import shipped_architecture
+from scenarios.consistency import no_groups
 from scenarios.document import Document
 from scenarios.hardware import build_cluster
 from scenarios.parameter_servers import compose_servers
 from scenarios.planned import HoldsLanes, Ordered, Planned
 from scenarios.profiles import build_profile
 from scenarios.schema import Checkpoint, Memory, Scenario
-from sim import pipedream_partitioner
+from sim import pipedream_partitioner, ring, tensor_parallel
 from sim.antichains import chain_states
 from sim.binding import Binding, Figures, bind
 from sim.checkpointing import solvers
-from sim.cluster import Cluster
+from sim.cluster import CONTENDED, Cluster
 from sim.errors import Fault, ScenarioError, UnsupportedPlan
 from sim.memory.allocators import Allocation
 from sim.memory.driver import GIB, DriverCosts
@@ -36,8 +38,8 @@ from sim.schedule import Schedule, Shape
 from sim.stage_costs import StageCosts
 from sim.training import Optimizer, Predict, Training, Weights
 
-OF_EVERY_SCHEDULE = ("weights", "predict")
-"""Keys of ``schedule:`` that choose passes; the others are the planner's."""
+OF_EVERY_SCHEDULE = ("weights", "predict", "tensor_parallel")
+"""Keys of ``schedule:`` that choose passes and devices; the others are the planner's."""
 
 
 class Composed(NamedTuple):
@@ -69,7 +71,7 @@ def compose(
 
 
 def _compose(scenario: Scenario, document: Document, instead: Mapping[str, int], planned: Planned) -> Composed:
-    cluster = build_cluster(scenario.cluster, document.directory("cluster.file"))
+    cluster = grouped(build_cluster(scenario.cluster, document.directory("cluster.file")), scenario)
     keys = {**planner_keys(scenario, cluster), **instead}
     if scenario.schedule.name == "parameter_server":
         _refuse_weights(scenario)
@@ -77,6 +79,7 @@ def _compose(scenario: Scenario, document: Document, instead: Mapping[str, int],
     work, recorded = _work(scenario, document, keys, planned)
     shape = work.shape
     devices = _devices(scenario, cluster, work)
+    _check_zero(scenario, work, cluster, devices, keys)
     samples, per_micro_batch = _samples(scenario, shape, keys)
     profile = build_profile(scenario, document, cluster, shape.stages, per_micro_batch)
     partition = _partition(scenario, profile, work, cluster, devices)
@@ -111,6 +114,8 @@ def _compose(scenario: Scenario, document: Document, instead: Mapping[str, int],
         known = Planned() if by_costs or scenario.schedule.csv is not None else planned
         make = partial(_ordered, scenario, work, keys)
         work, events = known.ordered(_key_of_passes(scenario, keys), binding.holds_lanes, make)
+        if cluster.tensor_parallel > 1:
+            tensor_parallel.check_messages(work, binding)
     else:
         _refuse_weights(scenario)
     architecture = None if scenario.model.name is None else shipped_architecture(scenario.model.name)
@@ -153,7 +158,12 @@ def planner_keys(scenario: Scenario, cluster: Cluster) -> dict[str, Any]:
 def _parameters(scenario: Scenario) -> Mapping[str, inspect.Parameter]:
     """What the scenario's planner, if it has one, wants to know."""
     name = scenario.schedule.name
-    return inspect.signature(PLANNERS[name]).parameters if name is not None else {}
+    return _signature(PLANNERS[name]).parameters if name is not None else {}
+
+
+@lru_cache
+def _signature(plan: Callable[..., object]) -> inspect.Signature:
+    return inspect.signature(plan)
 
 
 def _work(
@@ -180,11 +190,40 @@ def read_csv(scenario: Scenario, document: Document, mini_batches: int = 1) -> s
     return schedule_csv.read(file, scenario.schedule.dialect, mini_batches)
 
 
+def grouped(cluster: Cluster, scenario: Scenario) -> Cluster:
+    """The cluster with its GPUs in groups, where the scenario's schedule has tensor parallelism.
+
+    Raises
+    ------
+    ScenarioError : they do not make whole groups.
+    """
+    size = scenario.schedule.tensor_parallel or 1
+    if wrong := no_groups(len(cluster.gpus), size):
+        raise ScenarioError.of([Fault(wrong.message, tensor_parallel.KEY, suggestion=wrong.suggestion)])
+    return cluster if size == 1 else replace(cluster, tensor_parallel=size)
+
+
+def _check_zero(
+    scenario: Scenario, work: Schedule | Program, cluster: Cluster, devices: Sequence[str], keys: Mapping[str, Any]
+) -> None:
+    """Refuse ZeRO where there is nothing to share, and where what it gathers would contend with what is summed."""
+    if not scenario.training.zero:
+        return
+    if work.shape.replicas == 1:
+        message = "has no influence: there is one replica, which has nothing to share"
+        raise ScenarioError.of([Fault(message, "training.zero", suggestion="use several GPUs")])
+    kinds = {cluster.links[link].kind for route in ring.hops(cluster, devices) for link in route}
+    if scenario.training.zero == 3 and keys.get("buckets", 1) > 1 and kinds & {*CONTENDED}:
+        message = "3 gathers parameters while buckets are summed, and on shared links that is not simulated"
+        raise ScenarioError.of([Fault(message, "training.zero", suggestion="use buckets: 1, or zero: 2")])
+
+
 def _devices(scenario: Scenario, cluster: Cluster, work: Schedule | Program) -> tuple[str, ...]:
     """The node of each device of the plan: its devices are the first GPUs; a server beyond them is on the host."""
     wanted = 1 + max(work.placement.values())
     if wanted > len(cluster.gpus):
-        message = f"the schedule needs {wanted} devices, the cluster has {len(cluster.gpus)}"
+        what = "devices" if cluster.tensor_parallel == 1 else f"groups of {cluster.tensor_parallel} GPUs"
+        message = f"the schedule needs {wanted} {what}, the cluster has {len(cluster.gpus)}"
         raise ScenarioError.of([Fault(message, "schedule.csv" if scenario.schedule.csv else "schedule.stages")])
     devices = tuple(node.name for node in cluster.gpus[:wanted])
     if not isinstance(work, Program) or work.server in work.placement.values():
@@ -269,7 +308,7 @@ def _weigh(scenario: Scenario, schedule: Schedule, keys: Mapping[str, Any]) -> S
         return weight_versions.apply(schedule, weights)
     predict = given.predict or "spectrain"
     _check_optimizer(predict, scenario.training.optimizer)
-    long = PLANNERS[name](**{key: value for key, value in keys.items() if key != "mini_batches"})
+    long = PLANNERS[name](**{**keys, "mini_batches": weight_versions.mini_batches_to_measure(schedule.shape)})
     assert isinstance(long, Schedule)
     distances = weight_versions.prediction_distances(long, predict)
     if not any(any(ahead) for ahead in distances):
@@ -316,8 +355,9 @@ def _allocator_provenance(allocator: Allocation) -> dict[str, Any]:
 
 def _provenance(profile: ModelProfile, cluster: Cluster, training: Training) -> dict[str, Any]:
     """Which inputs were measured, published or assumed."""
+    shared = f", ZeRO stage {training.zero}" if training.zero else ""
     return {
         "model": {"origin": profile.origin, "source": profile.source, "notes": list(profile.notes)},
         "cluster": {"origin": "published" if cluster.source else "assumed", "source": cluster.source or "the scenario"},
-        "training": {"origin": "assumed", "source": f"{training.optimizer}, {training.dtype}"},
+        "training": {"origin": "assumed", "source": f"{training.optimizer}, {training.dtype}{shared}"},
     }

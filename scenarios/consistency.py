@@ -10,7 +10,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Annotated, Any, get_origin
 
 from pydantic import ConfigDict, Strict, TypeAdapter, ValidationError
@@ -18,7 +17,7 @@ from pydantic import ConfigDict, Strict, TypeAdapter, ValidationError
 from scenarios.document import Document, KeyPath
 from scenarios.load import Kind, load_document, nearest_file, shipped
 from scenarios.quantities import shown
-from scenarios.server_consistency import has_servers, servers_at_odds
+from scenarios.server_consistency import METHOD, has_servers, servers_at_odds
 from scenarios.strict import Wrong, in_our_words
 from sim.errors import ScenarioError, nearest
 from sim.memory.settings import parse_settings
@@ -32,7 +31,7 @@ MAX_SAMPLED_FORWARDS = 10**10
 Planners = Mapping[str, Callable[..., object]]
 """The ``plan`` function of each schedule, by name; read on demand, so a mapping may import on access."""
 
-_OF_EVERY_SCHEDULE = ("weights", "predict")
+_OF_EVERY_SCHEDULE = ("weights", "predict", "tensor_parallel")
 _OF_EVERY_FILE = ("csv", "dialect", "mini_batches", *_OF_EVERY_SCHEDULE)
 _NOT_WRITTEN = ("gpus", "costs", "told")
 """What a planner is told of the cluster and of the model on it: no keys of a schedule."""
@@ -47,18 +46,23 @@ def at_odds(document: Document, planners: Planners | None) -> Iterator[Wrong]:
     data = document.data
     schedule, cluster, model = (_mapping(data.get(key)) for key in ("schedule", "cluster", "model"))
     yield from _sizes(schedule)
-    yield from _stages(schedule, cluster, model, _mapping(data.get("partition")))
-    yield from _replicas(schedule, _devices(cluster))
+    group = _count(schedule, "tensor_parallel") or 1
+    devices = (gpus := _devices(cluster)) and gpus // group
+    yield from _stages(schedule, devices, model, _mapping(data.get("partition")))
+    yield from _replicas(schedule, devices)
+    yield from _tensor_parallel(schedule, cluster, model, gpus)
+    yield from _zero(_mapping(data.get("training")), schedule)
     yield from _names(model, cluster)
     yield from _links_of_devices(cluster)
     yield from graph_at_odds(cluster, ("cluster",))
     for path, what in (
         (("model", "profile"), "a PipeDream profile"),
+        (("model", "file"), "a model of twinrail profile or twinrail import"),
         (("model", "huggingface"), "the config.json of a Hugging Face model"),
         (("schedule", "csv"), "a schedule in CSV"),
         (("cluster", "file"), "a cluster of twinrail import"),
     ):
-        yield from _file(_mapping(data.get(path[0])).get(path[1]), path, document.directory(path), what)
+        yield from _file(_mapping(data.get(path[0])).get(path[1]), path, document, what)
     if "csv" in schedule and "name" not in schedule:
         yield from _keys_of_file(schedule)
     yield from _allocator(_mapping(data.get("memory")))
@@ -113,9 +117,9 @@ def _replicas(schedule: Mapping[str, Any], devices: int | None) -> Iterator[Wron
 
 
 def _stages(
-    schedule: Mapping[str, Any], cluster: Mapping[str, Any], model: Mapping[str, Any], partition: Mapping[str, Any]
+    schedule: Mapping[str, Any], devices: int | None, model: Mapping[str, Any], partition: Mapping[str, Any]
 ) -> Iterator[Wrong]:
-    stages, devices = _count(schedule, "stages"), _devices(cluster)
+    stages = _count(schedule, "stages")
     layers = len(model["layers"]) if isinstance(model.get("layers"), list) else None
     cuts = partition.get("cuts") if isinstance(partition.get("cuts"), list) else None
     if stages and devices and stages > devices:
@@ -132,6 +136,38 @@ def _stages(
         yield Wrong(
             ("partition", "cuts"), f"no cut at {max(cuts)}: the model has {layers} layers", f"at most {layers - 1}"
         )
+
+
+def _tensor_parallel(
+    schedule: Mapping[str, Any], cluster: Mapping[str, Any], model: Mapping[str, Any], gpus: int | None
+) -> Iterator[Wrong]:
+    """Groups of GPUs that split layers: where it is known how, and for what is played on one GPU of each."""
+    path, group = ("schedule", "tensor_parallel"), _count(schedule, "tensor_parallel") or 1
+    if group == 1:
+        return
+    if "huggingface" not in model:
+        yield Wrong(path, "it is not known how this model's layers are split", "use model.huggingface")
+    elif schedule.get("name") == METHOD or schedule.get("sync") == "parameter_server":
+        yield Wrong(path, "not with parameter servers: what a group moves to them is not counted")
+    elif "cores" in cluster:
+        yield Wrong(path, "not with cluster.cores, which the others of a group would share")
+    elif gpus and (wrong := no_groups(gpus, group)):
+        yield wrong
+
+
+def no_groups(gpus: int, size: int) -> Wrong | None:
+    """What is wrong where so many GPUs make no whole groups of ``size``."""
+    if gpus % size == 0:
+        return None
+    hint = f"use {' or '.join(str(each) for each in range(1, gpus + 1) if gpus % each == 0)}"
+    return Wrong(("schedule", "tensor_parallel"), f"{gpus} GPUs in groups of {size}", hint)
+
+
+def _zero(training: Mapping[str, Any], schedule: Mapping[str, Any]) -> Iterator[Wrong]:
+    rings = schedule.get("name") == "data_parallel" and schedule.get("sync", "ring") == "ring"
+    if _count(training, "zero") and not rings:
+        message = "only the replicas of schedule data_parallel with sync: ring share what they hold"
+        yield Wrong(("training", "zero"), message)
 
 
 def _devices(cluster: Mapping[str, Any]) -> int | None:
@@ -271,11 +307,11 @@ def _reached(start: Iterable[str], edges: Iterable[tuple[str, str]]) -> set[str]
     return reached
 
 
-def _file(name: Any, path: KeyPath, folder: Path, what: str) -> Iterator[Wrong]:
+def _file(name: Any, path: KeyPath, document: Document, what: str) -> Iterator[Wrong]:
     """Whether there is a file of that name; whoever reads it says what is wrong in it."""
     if not isinstance(name, str):
         return
-    file = folder / name
+    file = document.directory(path) / name
     try:
         if file.is_dir():
             hint = "name the graph.txt in it" if path[-1] == "profile" else None
@@ -352,7 +388,12 @@ def _planner(name: str, schedule: Mapping[str, Any], planners: Planners) -> Iter
         )
         return
     keys = {key: value for key, value in schedule.items() if key != "name"}
-    yield from wrong_schedule_keys(name, keys, inspect.signature(planners[name], eval_str=True))
+    yield from wrong_schedule_keys(name, keys, _signature(planners[name]))
+
+
+@lru_cache
+def _signature(plan: Callable[..., object]) -> inspect.Signature:
+    return inspect.signature(plan, eval_str=True)
 
 
 def wrong_schedule_keys(name: str, keys: Mapping[str, Any], signature: inspect.Signature) -> Iterator[Wrong]:
@@ -377,9 +418,14 @@ def _wrong_value(path: KeyPath, value: Any, annotation: Any) -> Iterator[Wrong]:
     if isinstance(value, int) and not isinstance(value, bool) and not 1 <= value <= MAX_COUNT:
         yield Wrong(path, f"must be from 1 to {MAX_COUNT}, got {shown(value)}")
         return
-    if get_origin(annotation) is tuple:
-        annotation = Annotated[annotation, Strict(False)]
     try:
-        TypeAdapter[Any](annotation, config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python(value)
+        _adapter(annotation).validate_python(value)
     except ValidationError as error:
         yield from (in_our_words(each)._replace(path=path) for each in error.errors(include_url=False)[:1])
+
+
+@lru_cache
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    if get_origin(annotation) is tuple:
+        annotation = Annotated[annotation, Strict(False)]
+    return TypeAdapter(annotation, config=ConfigDict(strict=True, allow_inf_nan=False))

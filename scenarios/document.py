@@ -21,7 +21,7 @@ MAX_DEPTH = 32
 KeyPath = tuple[str | int, ...]
 
 ALTERNATIVES: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "model": (("name",), ("profile",), ("layers",), ("uniform",), ("huggingface", "sequence")),
+    "model": (("name",), ("profile",), ("file",), ("layers",), ("uniform",), ("huggingface", "sequence")),
     "uniform": (("backward",), ("backward_input", "backward_weight")),
     "cluster": (("preset",), ("file",), ("devices",), ("workers",), ("nodes", "links")),
     "schedule": (("name",), ("csv",)),
@@ -163,7 +163,7 @@ def assign(node: Node, path: KeyPath, value: Node | None, name: str = "") -> Nod
         groups = ALTERNATIVES.get(name, ())
         rivals = {rival for group in groups if key not in group for rival in group} if key in chain(*groups) else set()
         children = {known: child for known, child in children.items() if known not in rivals}
-    return replace(node, value=list(children.values()) if listed else children)
+    return Node(list(children.values()) if listed else children, node.place)
 
 
 def written_out(document: Document) -> Document:

@@ -111,6 +111,9 @@ class _Again(NamedTuple):
             return cls(None, None, seed, ["the scenario gives another run than this trace: no sensitivities"])
         work = composed.plan.work
         alone_s = seconds_column(work, composed.binding) if isinstance(work, Schedule) else None
+        if composed.binding.cluster.tensor_parallel > 1 or composed.binding.ring_rounds == 1:
+            inside = "passes and updates hold collectives of tensor parallelism or ZeRO, which count as computing"
+            return cls(None, alone_s, seed, [f"{inside}: no sensitivities"])
         return cls(composed, alone_s, seed, [])
 
     def sensitivities(self, more: float) -> list[dict[str, Any]]:
@@ -126,7 +129,7 @@ class _Again(NamedTuple):
             graph = Graph.of(self.composed)
         except UnsupportedPlan as error:
             graph = None
-            self.notes.append(f"no graph tells what would change: {str(error).partition(': use')[0]}; all is run again")
+            self.notes.append(f"what would change is told by running again, not by a graph: {_reason(error)}")
         return [self._sensitivity(change, more, base_s, graph) for change in changes(binding)]
 
     def _sensitivity(self, change: Change, more: float, base_s: float, graph: Graph | None) -> dict[str, Any]:
@@ -146,6 +149,11 @@ class _Again(NamedTuple):
         except RunFailed as error:
             return {**found, "error": str(error)}
         return {**found, "simulated_step_time_s": again_s, "speedup": base_s / again_s if again_s else None}
+
+
+def _reason(error: UnsupportedPlan) -> str:
+    """Why there is no graph, without what to do about it."""
+    return str(error).partition(": use")[0]
 
 
 def _step_s(backend: str, *run: Any) -> float:
@@ -238,7 +246,6 @@ def _more_memory(binding: Binding, more: float) -> Binding:
 
 
 COLUMNS = ("cause", "of", "ms a step", "share")
-SENSITIVITY_COLUMNS = ("10 % more", "step now", "to first order", "by the graph", "run again", "speed-up")
 
 
 def rows(point: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -254,26 +261,50 @@ def rows(point: Mapping[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
+TIMES = {
+    "step_time_s": "step now",
+    "linear_step_time_s": "to first order",
+    "graph_step_time_s": "by the graph",
+    "simulated_step_time_s": "run again",
+}
+
+
+def sensitivity_columns(point: Mapping[str, Any]) -> tuple[str, ...]:
+    """The heads of `sensitivity_rows`."""
+    more = point["sensitivities"][0]["more"]
+    return (f"{100 * more:g} % more", *(TIMES[key] for key in _told(point)), "speed-up")
+
+
 def sensitivity_rows(point: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """What more of each part gives."""
     return [
         (
             each["part"],
-            duration(each["step_time_s"]),
-            *(duration(each[key]) if key in each else "–" for key in _TIMES),
+            *(duration(each[key]) if key in each else "–" for key in _told(point)),
             f"{each['speedup']:.3f}" if each.get("speedup") else "–",
         )
         for each in point["sensitivities"]
     ]
 
 
-_TIMES = ("linear_step_time_s", "graph_step_time_s", "simulated_step_time_s")
+def _told(point: Mapping[str, Any]) -> list[str]:
+    """The step times that are known of some part."""
+    return [key for key in TIMES if any(key in each for each in point["sensitivities"])]
 
 
 def summary(point: Mapping[str, Any]) -> str:
     """What the tables are of."""
-    pieces, step, run = point["critical_path"], duration(point["step_time_s"]), duration(point["makespan_s"])
-    last = " ".join(each["op"] or "…" for each in pieces[-6:])
-    path = f"its critical path has {len(pieces)} pieces and ends {last}"
-    lines = [f"{point['name']}: a step takes {step}, the run {run}; {path}", *point["notes"]]
+    step, run = duration(point["step_time_s"]), duration(point["makespan_s"])
+    ops = [*dict.fromkeys(each["op"] or "…" for each in point["critical_path"])]
+    path = f"its critical path has {len(ops)} ops and ends {' '.join(ops[-6:])}"
+    lines = [f"{point['name']}: a step takes {step}, the run {run}; {path}", _by_cause(point), *point["notes"]]
     return "\n".join(lines) + "\n"
+
+
+def _by_cause(point: Mapping[str, Any]) -> str:
+    """The shares of a step, whatever stage or link they are of."""
+    shares: dict[str, float] = {}
+    for part in point["shares"]:
+        shares[part["cause"]] = shares.get(part["cause"], 0.0) + part["share"]
+    by_size = sorted((cause for cause in shares if shares[cause] >= 0.0005), key=lambda cause: (-shares[cause], cause))
+    return f"a step is {', '.join(f'{100 * shares[cause]:.1f} % {cause}' for cause in by_size)}"

@@ -41,9 +41,9 @@ def build_cluster(section: ClusterSection, folder: Path = Path()) -> Cluster:
     ScenarioError : what is wrong in that file, each fault with file and line.
     """
     if section.preset is not None:
-        return _from_file(section, shipped("clusters")[section.preset])
+        return _of_file(section, _shipped(section.preset))
     if section.file is not None:
-        return _from_file(section, folder / section.file)
+        return _of_file(section, _read(folder / section.file))
     if section.devices is not None:
         return _equal_devices(section, section.devices)
     if section.workers is not None:
@@ -53,10 +53,19 @@ def build_cluster(section: ClusterSection, folder: Path = Path()) -> Cluster:
     return Cluster("inline", nodes, _links(section.links or (), None))
 
 
-def _from_file(section: ClusterSection, path: Path) -> Cluster:
+@lru_cache
+def _shipped(name: str) -> ClusterFile:
+    """The shipped cluster of that name."""
+    return _read(shipped("clusters")[name])
+
+
+def _read(path: Path) -> ClusterFile:
     document = load_document(path)
     unknown = devices_at_odds(document.data, ())
-    file = validate(ClusterFile, document, [*unknown, *graph_at_odds(document.data, ())])
+    return validate(ClusterFile, document, [*unknown, *graph_at_odds(document.data, ())])
+
+
+def _of_file(section: ClusterSection, file: ClusterFile) -> Cluster:
     nodes = tuple(_node(node, section.device, section.concurrency) for node in file.nodes)
     changed = [text for text, given in (("device", section.device), ("link", section.link)) if given is not None]
     source = file.source + (f"; {' and '.join(changed)} as set by the scenario" if changed else "")

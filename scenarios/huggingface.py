@@ -10,6 +10,10 @@ Kept for backward is what Korthikanti et al. (arXiv 2205.05198) list, without dr
 these are 16 s h elements and, if attention is eager, the a s² of its probabilities. Flash attention neither keeps them
 nor moves them to memory; that its backward computes the scores once more is not counted. Of keys and values that
 several heads share one copy counts.
+
+Of n GPUs that split a layer (`sim.tensor_parallel`) each has a/n heads, k/n of keys and values, f/n of the inner width
+and 1/n of the words; norms, sums, positions and what is pooled are whole on each. In the above setting a GPU keeps
+(4 + 12/n) s h elements and a s²/n. What a head's loss sums, a few elements for each position, is not counted.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +116,10 @@ class _Reader:
             self.fault(key, f"{shown(value)} is not counted here{only}")
 
 
-def read_table(path: Path, sequence: int, attention: str) -> LayerTable:
+def read_table(path: Path, sequence: int, attention: str, tensor_parallel: int = 1) -> LayerTable:
     """The layer table of a ``config.json`` at ``sequence`` positions; ``attention`` is ``eager`` or ``flash``.
+
+    It is that of one of ``tensor_parallel`` GPUs that split each layer.
 
     Raises
     ------
@@ -135,9 +141,11 @@ def read_table(path: Path, sequence: int, attention: str) -> LayerTable:
         raise ScenarioError.of(reader.faults)
     family = FAMILIES[kind]
     sizes = _sizes(reader, kind, family, sequence)
+    share = _share(reader, kind, family, sizes, tensor_parallel)
     if reader.faults:
         raise ScenarioError.of(reader.faults)
-    layers = tuple(_layers(family, sizes, attention == "flash"))
+    whole, own = (_layers(family, each, attention == "flash") for each in (sizes, share))
+    layers = tuple(replace(each, forward_flops=full.forward_flops) for full, each in zip(whole, own, strict=True))
     source = f"{path}: {kind}, {sequence} positions, {attention} attention, without dropout"
     return LayerTable(kind, sequence, layers, source)
 
@@ -176,6 +184,17 @@ def _sizes(reader: _Reader, kind: str, family: Family, sequence: int) -> _Sizes:
     )
 
 
+def _share(reader: _Reader, kind: str, family: Family, z: _Sizes, count: int) -> _Sizes:
+    """What each of ``count`` GPUs has of what they split."""
+    split = {family.heads: z.a, "num_key_value_heads": z.k, "vocab_size": z.words}
+    split["n_inner" if kind == "gpt2" else "intermediate_size"] = z.f
+    for key, size in split.items():
+        if size % count and reader.sound(key) and (key != "num_key_value_heads" or z.k != z.a):
+            hint = f"pad it to {size + -size % count}" if key == "vocab_size" else None
+            reader.fault(key, f"{size} do not split among {count} GPUs (schedule.tensor_parallel)", hint)
+    return replace(z, a=z.a // count, k=z.k // count, f=z.f // count, words=z.words // count)
+
+
 _UNDERSTOOD: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False,),
     "mlp_bias": (False,),
@@ -208,7 +227,7 @@ def _layers(family: Family, z: _Sizes, flash: bool) -> Iterator[LayerWork]:
     looked_up = _kernel(0, z.s + (len(vectors) + 1) * z.s * z.h, vectors, reads=0)
     post_norm = family.types  # BERT: each norm stands behind its sum, and one behind the embedding
     embedding = (looked_up, _norm(family, z)) if post_norm else (looked_up,)
-    yield _layer("embedding", z.s * z.h, embedding, len(embedding) * z.s * z.h)
+    yield _layer("embedding", z.s * z.h, embedding, len(embedding) * z.s * z.h, (z.s * z.h, 0))
     for number in range(z.layers):
         yield _attention(family, z, flash, number)
         yield _mlp(family, z, number)
@@ -235,7 +254,7 @@ def _attention(family: Family, z: _Sizes, flash: bool, number: int) -> LayerWork
     kept = 2 * z.s * z.h + 2 * queries + 2 * keys + (0 if flash else scores)
     kept += queries + keys if family.head_norms else 0
     kernels = (_norm(family, z), *projected, *normed, *core, out, total)
-    return _layer(f"attention{number}", z.s * z.h, kernels, kept)
+    return _layer(f"attention{number}", z.s * z.h, kernels, kept, (z.s * z.h, z.s * z.h))
 
 
 def _mlp(family: Family, z: _Sizes, number: int) -> LayerWork:
@@ -243,7 +262,8 @@ def _mlp(family: Family, z: _Sizes, number: int) -> LayerWork:
     up = [_product(z.s, z.h, z.f, bias) for _ in range(2 if family.gated else 1)]
     between = [Kernel(0, 2 * inner)] + ([Kernel(0, 3 * inner)] if family.gated else [])
     kernels = (_norm(family, z), *up, *between, _product(z.s, z.f, z.h, bias), Kernel(0, 3 * z.s * z.h))
-    return _layer(f"mlp{number}", z.s * z.h, kernels, 2 * z.s * z.h + (4 if family.gated else 2) * inner)
+    kept = 2 * z.s * z.h + (4 if family.gated else 2) * inner
+    return _layer(f"mlp{number}", z.s * z.h, kernels, kept, (z.s * z.h, z.s * z.h))
 
 
 def _words(family: Family, z: _Sizes) -> LayerWork:
@@ -252,10 +272,10 @@ def _words(family: Family, z: _Sizes) -> LayerWork:
     moved = tensor + z.s * z.words
     product = Kernel(2 * z.s * weights, moved + weights, operands=2) if z.tied else _product(z.s, z.h, z.words, False)
     if z.head != "masked words":
-        return _layer("head", z.s * z.words, (product,), z.s * z.words)
+        return _layer("head", z.s * z.words, (product,), z.s * z.words, (0, tensor))
     added = _kernel(0, 2 * z.s * z.words, (z.words,))
     kernels = (_product(z.s, z.h, z.h, True), Kernel(0, 2 * tensor), _norm(family, z), product, added)
-    return _layer("head", z.s * z.words, kernels, 3 * tensor + z.s * z.words)
+    return _layer("head", z.s * z.words, kernels, 3 * tensor + z.s * z.words, (0, tensor))
 
 
 def _norm(family: Family, z: _Sizes) -> Kernel:
@@ -272,6 +292,8 @@ def _kernel(flops: int, moved: int, variables: tuple[int, ...], reads: int = 1) 
     return Kernel(flops, moved, sum(variables), reads, variables=variables)
 
 
-def _layer(name: str, output: int, kernels: tuple[Kernel, ...], saved: int) -> LayerWork:
+def _layer(
+    name: str, output: int, kernels: tuple[Kernel, ...], saved: int, reduced: tuple[int, int] = (0, 0)
+) -> LayerWork:
     flops, parameters = sum(each.flops for each in kernels), sum(each.parameter_elements for each in kernels)
-    return LayerWork(name, flops, output, parameters, saved_elements=saved, kernels=kernels)
+    return LayerWork(name, flops, output, parameters, saved_elements=saved, kernels=kernels, reduced_elements=reduced)

@@ -1,4 +1,4 @@
-"""Files of ``twinrail profile``: a shipped model's seconds on one machine, for scenarios to name."""
+"""Files of measured seconds for scenarios to name: of a shipped model's layers, or of a model of their own."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pydantic import Field
 
 from scenarios.document import Document
 from scenarios.load import dump, load_document
-from scenarios.quantities import BytesPerSecond, Seconds
-from scenarios.schema import Count, Name
+from scenarios.quantities import Bytes, BytesPerSecond, Seconds
+from scenarios.schema import Count, Layer, Name
 from scenarios.strict import Many, Section, validate
 from scenarios.text_file import saving
 from sim.training import Dtype, Optimizer
@@ -33,10 +33,9 @@ class MeasuredLink(Section):
     bandwidth: BytesPerSecond = Field(description="bytes per second of long messages")
 
 
-class MeasuredFile(Section):
-    """A profile: which model, at which batch, on which machine, and what its layers took."""
+class _Measured(Section):
+    """At which batch and on which machine, and what is of all layers."""
 
-    model: Name = Field(description="the name of a shipped model")
     batch: Count = Field(description="samples that were measured at once")
     dtype: Dtype = Field(description="the number format")
     optimizer: Optimizer = Field(description="whose update was timed")
@@ -45,22 +44,48 @@ class MeasuredFile(Section):
         None, description="how much faster forward and backward are at once: for concurrency: {shared: gain}"
     )
     machine: dict[str, str] = Field(description="processor and versions")
-    layers: Annotated[Many[MeasuredLayer], Field(min_length=1)] = Field(description="a list of layers")
     link: MeasuredLink | None = None
 
 
+class MeasuredFile(_Measured):
+    """What the layers of a shipped model took."""
+
+    model: Name = Field(description="the name of a shipped model")
+    layers: Annotated[Many[MeasuredLayer], Field(min_length=1)] = Field(description="a list of layers")
+
+
+class ModelFile(_Measured):
+    """A model of somebody's own: what its layers took, pass on, keep and hold. ``assumed``: what was not measured."""
+
+    name: Name = Field(description="the model's name")
+    source: str = Field(description="where the figures come from")
+    assumed: Many[str] = ()
+    input: Bytes = Field(description="the size of what it is given")
+    layers: Annotated[Many[Layer], Field(min_length=1)] = Field(description="a list of layers")
+
+
 def read(path: Path) -> MeasuredFile:
-    """The profile in a file.
+    """The profile of a shipped model in a file.
 
     Raises
     ------
     ScenarioError : what is wrong with it, each fault with file and line.
     """
-    return validate(MeasuredFile, load_document(str(path)))
+    return validate(MeasuredFile, load_document(path))
+
+
+def read_model(path: Path) -> ModelFile:
+    """The model in a file.
+
+    Raises
+    ------
+    ScenarioError : what is wrong with it, each fault with file and line.
+    """
+    return validate(ModelFile, load_document(path))
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
-    """Write what `MeasuredFile` describes.
+    """Write what `MeasuredFile` or `ModelFile` describes.
 
     Raises
     ------

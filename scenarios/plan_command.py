@@ -1,109 +1,36 @@
-"""``twinrail plan``: the best plans of a scenario's model on its cluster, confirmed by simulation.
-
-Branch and bound. Candidates are taken in the order of their best throughput by `sim.bounds`. One is left out where its
-least memory fits no device, where it is staler than wanted, or where ``top`` plans that were simulated and fit are no
-worse than its bounds in throughput, peak memory and staleness alike. Such a candidate is none of the ``top`` best by
-any of the three, for ``top`` plans are as good or better; nor does it add a point to the Pareto front, for whatever it
-reaches, one of these reaches too. So the best, the runners-up and the front are those of trying everything.
-"""
+"""``twinrail plan``: the best plans of a scenario's model on its cluster, found by `scenarios.plan_search`."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from analysis.text import significant
 from scenarios import run_folder
-from scenarios.document import Document, Node, Place, assign, split
+from scenarios.document import Document
 from scenarios.load import dump
-from scenarios.plan_space import Choice, Space
+from scenarios.plan_search import (
+    Options,
+    Overrides,
+    Progress,
+    Refused,
+    Search,
+    Tried,
+    bounded,
+    front,
+    simulate,
+    with_overrides,
+)
+from scenarios.plan_space import Space
 from scenarios.planned import Planned
-from scenarios.points import Point
 from scenarios.schema import Scenario, parse
-from sim.bounds import held_by, least_peak_bytes, least_staleness, least_step_s
-from sim.errors import Fault, InfeasibleBudget, OutOfMemory, ScenarioError, TwinrailError
+from sim.errors import InfeasibleBudget, ScenarioError
 from sim.planners import PLANNERS
 
-Objective = Literal["throughput", "memory", "staleness"]
-OBJECTIVES: tuple[Objective, ...] = ("throughput", "memory", "staleness")
-AT_ONCE = 16
-"""Candidates simulated between two looks at what may be left out, whatever the number of processes."""
 
-Overrides = Mapping[str, Any]
-
-
-class Score(NamedTuple):
-    """What plans are compared by, less is better: minus samples per second, bytes of the fullest device, staleness."""
-
-    slowness: float
-    peak_bytes: float
-    staleness: float
-
-    def no_worse(self, other: Score) -> bool:
-        """Whether it is as good in all three."""
-        return all(mine <= theirs for mine, theirs in zip(self, other, strict=True))
-
-    def by(self, objective: Objective) -> tuple[float, ...]:
-        """To sort by."""
-        first = OBJECTIVES.index(objective)
-        return (self[first], *self)
-
-
-class Bounded(NamedTuple):
-    """A candidate and what it reaches at best; ``short_of`` names the limit that even so it does not keep."""
-
-    number: int
-    overrides: Overrides
-    best: Score
-    short_of: str = ""
-
-
-class Tried(NamedTuple):
-    """A candidate that was simulated and keeps every limit."""
-
-    candidate: Bounded
-    figures: dict[str, Any]
-    score: Score
-
-
-class Refused(NamedTuple):
-    """A candidate without figures: ``memory`` where it did not fit, ``refused`` where it makes no plan."""
-
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True)
-class Options:
-    """What is asked: how many plans, the best by what, within which limit; on how many processes; prune or try all."""
-
-    objective: Objective = "throughput"
-    max_staleness: int | None = None
-    top: int = 5
-    jobs: int = 1
-    prune: bool = True
-
-    def check(self) -> None:
-        """Refuse what cannot be asked, all faults at once."""
-        faults = []
-        if self.objective not in OBJECTIVES:
-            faults.append(Fault(f"expected {', '.join(OBJECTIVES)}, got '{self.objective}'", "--objective"))
-        if self.max_staleness is not None and self.max_staleness < 0:
-            faults.append(Fault("expected a number of updates, 0 or more", "--max-staleness"))
-        faults += [Fault("expected 1 or more", f"--{name}") for name in ("top", "jobs") if getattr(self, name) < 1]
-        if faults:
-            raise ScenarioError.of(faults)
-
-
-def plan(
-    document: Document, options: Options, progress: Callable[[int, int], None] = lambda *_: None
-) -> dict[str, Any]:
-    """The answer as JSON holds it; ``progress`` is told how many candidates are dealt with, and of how many.
+def plan(document: Document, options: Options, progress: Progress = lambda *_: None) -> dict[str, Any]:
+    """The answer as JSON holds it; ``progress``: see `scenarios.plan_search.Search`.
 
     Raises
     ------
@@ -117,9 +44,9 @@ def plan(
     candidates = [bounded(*each, options) for each in enumerate(Space(scenario, document).choices())]
     if not candidates:
         raise ScenarioError.of([document.fault("plan", "leaves nothing to try")])
-    search = _Search(document, options, progress)
+    search = Search(document, options, progress)
     search.over(candidates)
-    return search.answer(scenario.name, own)
+    return _answer(scenario.name, search, own)
 
 
 def _refuse(document: Document, scenario: Scenario) -> None:
@@ -138,106 +65,30 @@ def _refuse(document: Document, scenario: Scenario) -> None:
         raise ScenarioError.of(faults)
 
 
-def bounded(number: int, choice: Choice, options: Options) -> Bounded:
-    """A candidate with what it reaches at best."""
-    overrides, known, binding = choice
-    if known is None or binding is None:
-        return Bounded(number, overrides, Score(-math.inf, 0.0, 0.0))
-    stages = len(binding.devices) if known.method != "data_parallel" else 1
-    step_s, peaks = least_step_s(known, binding), least_peak_bytes(known, binding)
-    staleness = least_staleness(known, stages)
-    best = Score(-binding.samples / step_s if step_s else -math.inf, max(peaks), staleness)
-    homes = [held[0] for held in held_by(known, stages)]
-    capacities = [binding.capacity_bytes[k if known.method != "data_parallel" else d] for d, k in enumerate(homes)]
-    if any(limit is not None and peak > limit for peak, limit in zip(peaks, capacities, strict=True)):
-        return Bounded(number, overrides, best, "memory")
-    stale = options.max_staleness is not None and staleness > options.max_staleness
-    return Bounded(number, overrides, best, "staleness" if stale else "")
-
-
-class _Search:
-    """Candidates left out, simulated and refused so far."""
-
-    def __init__(self, document: Document, options: Options, progress: Callable[[int, int], None]) -> None:
-        self.document, self.options, self.progress = document, options, progress
-        self.planned = Planned()
-        self.tried: list[Tried] = []
-        self.pruned = Counter({"memory": 0, "staleness": 0, "throughput": 0})
-        self.without = Counter({"memory": 0, "staleness": 0, "refused": 0})
-
-    def over(self, candidates: Sequence[Bounded]) -> None:
-        """Deal with every candidate, the most promising first."""
-        total = len(candidates)
-        waiting = iter(sorted(candidates, key=lambda each: (*each.best, each.number)))
-        while batch := [*itertools.islice(filter(self._is_worth_it, waiting), AT_ONCE)]:
-            for candidate, outcome in zip(batch, self._simulated(batch), strict=True):
-                self._take(candidate, outcome)
-            self.progress(sum(self.pruned.values()) + sum(self.without.values()) + len(self.tried), total)
-
-    def _is_worth_it(self, candidate: Bounded) -> bool:
-        """Whether it may be among the answers; what it is left out for is counted."""
-        if not self.options.prune:
-            return True
-        reason = candidate.short_of
-        better = (each for each in self.tried if each.score.no_worse(candidate.best))
-        if not reason and len([*itertools.islice(better, self.options.top)]) == self.options.top:
-            reason = "throughput"
-        self.pruned.update([reason] if reason else [])
-        return not reason
-
-    def _simulated(self, batch: Sequence[Bounded]) -> list[dict[str, Any] | Refused]:
-        if self.options.jobs == 1:
-            return [simulate(self.document, self.planned, each.overrides) for each in batch]
-        from joblib import Parallel, delayed
-
-        work = (delayed(_simulate_apart)(self.document, each.overrides) for each in batch)
-        found: list[dict[str, Any] | Refused] = Parallel(n_jobs=self.options.jobs)(work)
-        return found
-
-    def _take(self, candidate: Bounded, outcome: dict[str, Any] | Refused) -> None:
-        if isinstance(outcome, Refused):
-            self.without[outcome.reason] += 1
-            return
-        score = Score(-outcome["samples_per_s"], outcome["peak_memory_bytes"], outcome["staleness"])
-        if self.options.max_staleness is not None and score.staleness > self.options.max_staleness:
-            self.without["staleness"] += 1
-            return
-        self.tried.append(Tried(candidate, outcome, score))
-
-    def answer(self, name: str, own: dict[str, Any] | Refused) -> dict[str, Any]:
-        """The best, those behind it and the front."""
-        if not self.tried:
-            counts = {**self.pruned, **{f"simulated, {reason}": count for reason, count in self.without.items()}}
-            raise InfeasibleBudget(
-                "no plan fits: " + ", ".join(f"{reason} {count}" for reason, count in counts.items() if count)
-            )
-        objective, top = self.options.objective, self.options.top
-        best = sorted(self.tried, key=lambda each: (each.score.by(objective), each.candidate.number))
-        simulated = len(self.tried) + sum(self.without.values())
-        return {
-            "scenario": name,
-            "objective": objective,
-            "max_staleness": self.options.max_staleness,
-            "baseline": own if isinstance(own, dict) else {"error": own.message},
-            "best": _shown(best[0]),
-            "runners_up": [_shown(each) for each in best[1:top]],
-            "pareto": [_shown(each) for each in front(best)],
-            "pruned": dict(self.pruned),
-            "searched": simulated + sum(self.pruned.values()),
-            "simulated": simulated,
-            "did_not_fit": self.without["memory"],
-            "too_stale": self.without["staleness"],
-            "refused": self.without["refused"],
-        }
-
-
-def front(tried: Iterable[Tried]) -> list[Tried]:
-    """Those that none is better than in one figure and no worse in the others, by throughput; of equals the first."""
-    found: list[Tried] = []
-    for each in sorted(tried, key=lambda each: (each.score, each.candidate.number)):
-        if not any(other.score.no_worse(each.score) for other in found):
-            found.append(each)
-    return found
+def _answer(name: str, search: Search, own: dict[str, Any] | Refused) -> dict[str, Any]:
+    """The best, those behind it and the front."""
+    if not search.tried:
+        words = {"memory": "need more memory", "staleness": "are too stale", "refused": "make no plan"}
+        counts = (search.pruned + search.without).items()
+        raise InfeasibleBudget(f"no plan fits: {', '.join(f'{count} {words[reason]}' for reason, count in counts)}")
+    objective, top = search.options.objective, search.options.top
+    best = sorted(search.tried, key=lambda each: (each.score.by(objective), each.candidate.number))
+    simulated = len(search.tried) + search.without["memory"] + search.without["staleness"]
+    return {
+        "scenario": name,
+        "objective": objective,
+        "max_staleness": search.options.max_staleness,
+        "baseline": own if isinstance(own, dict) else {"error": own.message},
+        "best": _shown(best[0]),
+        "runners_up": [_shown(each) for each in best[1:top]],
+        "pareto": [_shown(each) for each in front(best)],
+        "pruned": dict(search.pruned),
+        "searched": simulated + sum(search.pruned.values()) + search.without["refused"],
+        "simulated": simulated,
+        "did_not_fit": search.without["memory"],
+        "too_stale": search.without["staleness"],
+        "refused": search.without["refused"],
+    }
 
 
 def _shown(tried: Tried) -> dict[str, Any]:
@@ -253,7 +104,8 @@ def name_of(overrides: Overrides) -> str:
         *(f"{schedule[key]} {word}" for key, word in counts.items() if schedule.get(key, 1) > 1),
     ]
     words += [f"{key} {_short(schedule[key])}" for key in ("replicas", "weights", "consistency") if key in schedule]
-    words += [f"{overrides['parameter_servers.count']} servers"] if "parameter_servers.count" in overrides else []
+    if (servers := overrides.get("parameter_servers.count")) is not None:
+        words.append(f"{servers} server{'s' if servers > 1 else ''}")
     words += [str(overrides[key]) for key in ("parameter_servers.sharding",) if key in overrides]
     if (partition := overrides.get("partition")) is not None:
         words.append(f"cuts {_short(partition['cuts'])}")
@@ -265,62 +117,20 @@ def _short(value: object) -> str:
     return "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-_APART = Planned()
-"""Schedules that a process made before."""
-
-
-def _simulate_apart(document: Document, overrides: Overrides) -> dict[str, Any] | Refused:
-    return simulate(document, _APART, overrides)
-
-
-def simulate(document: Document, planned: Planned, overrides: Overrides) -> dict[str, Any] | Refused:
-    """The figures of one candidate, by the same steps as ``twinrail run``."""
-    try:
-        changed = with_overrides(document, overrides)
-        scenario = parse(changed, PLANNERS)
-        found = run_folder.run_point(Point({}, changed, scenario), scenario.name, planned=planned).result
-    except OutOfMemory as error:
-        return Refused("memory", str(error))
-    except TwinrailError as error:
-        return Refused("refused", str(error))
-    if not found["samples_per_s"]:
-        return Refused("refused", "nothing takes time")
-    return {
-        "samples_per_s": found["samples_per_s"],
-        "step_time_s": found["step_time_s"],
-        "peak_memory_bytes": max(device["peak_memory_bytes"] for device in found["devices"]),
-        "staleness": max(found["staleness"][side]["max"] or 0 for side in ("forward", "backward")),
-        "bubble_of_total": found["bubble"]["of_total"],
-        "why": found["why"],
-    }
-
-
-def with_overrides(document: Document, overrides: Overrides) -> Document:
-    """The document with values at dotted paths; ``None`` removes what stands there."""
-    root = document.root
-    for path, value in overrides.items():
-        root = assign(root, split(path), None if value is None else _node(value))
-    return replace(document, root=root)
-
-
-def _node(value: Any) -> Node:
-    """Plain data as a node that was written nowhere."""
-    if isinstance(value, Mapping):
-        value = {key: _node(item) for key, item in value.items()}
-    elif isinstance(value, list | tuple):
-        value = [_node(item) for item in value]
-    return Node(value, Place(None, None))
+FILES = ("cluster.file", "model.file", "model.huggingface", "model.measured", "model.profile")
+"""Values of a scenario that are paths, from the folder of the file that says so."""
 
 
 def winner(document: Document, found: Mapping[str, Any]) -> str:
     """The best plan as a scenario file, which names its other files by full path."""
     best = with_overrides(document, found["best"]["overrides"])
-    files = {
-        f"model.{key}": str((document.directory(f"model.{key}") / best.data["model"][key]).resolve())
-        for key in ("profile", "measured")
-        if key in best.data["model"]
-    }
-    return dump(with_overrides(best, files).data)
+    full = {}
+    for path in FILES:
+        section, key = path.split(".")
+        given = best.data[section]
+        if isinstance(given, Mapping) and given.get(key) is not None:
+            full[path] = str((document.directory(path) / given[key]).resolve())
+    return dump(with_overrides(best, full).data)
 
 
 def write(folder: Path, document: Document, found: Mapping[str, Any], table: str) -> None:
@@ -342,14 +152,15 @@ COLUMNS = ("plan", "samples/s", "× baseline", "peak GiB", "staleness", "on the 
 
 
 def rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The baseline, the best, those behind it, and the rest of the front."""
+    """The scenario as it is, the best and those behind it by rank, and the rest of the front."""
     base = found["baseline"].get("samples_per_s")
     ranked = [found["best"], *found["runners_up"]]
     fronts = [plan["overrides"] for plan in found["pareto"]]
     others = [plan for plan in found["pareto"] if plan["overrides"] not in [each["overrides"] for each in ranked]]
-    ranked += others[:FRONT_SHOWN]
+    shown = [(f"{rank}. {plan['name']}", plan) for rank, plan in enumerate(ranked, 1)]
+    shown += [(plan["name"], plan) for plan in others[:FRONT_SHOWN]]
     own = [_row("as it is", found["baseline"], base, False)] if base else []
-    return own + [_row(plan["name"], plan, base, plan["overrides"] in fronts) for plan in ranked]
+    return own + [_row(name, plan, base, plan["overrides"] in fronts) for name, plan in shown]
 
 
 def _row(name: str, plan: Mapping[str, Any], base: float | None, on_front: bool) -> tuple[str, ...]:
@@ -366,14 +177,41 @@ def _row(name: str, plan: Mapping[str, Any], base: float | None, on_front: bool)
 
 
 def summary(found: Mapping[str, Any]) -> str:
-    """How much was tried, and why not the rest."""
-    proved = ", ".join(f"{count} by {bound}" for bound, count in found["pruned"].items())
-    failed = f"{found['did_not_fit']} did not fit, {found['too_stale']} were too stale, {found['refused']} make no plan"
-    lines = [
-        f"{found['searched']} candidates, {found['simulated']} simulated; proved to be out of it: {proved}",
-        f"of those simulated {failed}",
+    """What to choose, how much was tried, and why not the rest."""
+    best, baseline, pareto = found["best"], found["baseline"], found["pareto"]
+    base = baseline.get("samples_per_s")
+    times = f", {best['samples_per_s'] / base:.2f} times the scenario as it is" if base else ""
+    lines = [f"best by {found['objective']}: {_told(best)}{times}; {best['why']}"]
+    fresh = [plan for plan in pareto if not plan["staleness"]]
+    if best["staleness"] and fresh:
+        lines.append(f"best where no weights are stale: {_told(fresh[0])}")
+    smallest = min(pareto, key=lambda plan: (plan["peak_memory_bytes"], -plan["samples_per_s"]))
+    if smallest["peak_memory_bytes"] < best["peak_memory_bytes"]:
+        lines.append(f"least memory: {_told(smallest)}")
+    if len(pareto) > 1:
+        front_is = "which no other beats in throughput, memory or staleness without being worse in another"
+        lines.append(f"on the front: {len(pareto)} plans, {front_is}; all are in --json")
+    if "error" in baseline:
+        lines.append(f"the scenario as it is: {baseline['error'].splitlines()[0]}")
+    return "\n".join([*lines, _tried(found)]) + "\n"
+
+
+def _told(plan: Mapping[str, Any]) -> str:
+    memory = significant(plan["peak_memory_bytes"] / 2**30)
+    return f"{plan['name']}: {significant(plan['samples_per_s'])} samples/s in {memory} GiB"
+
+
+def _tried(found: Mapping[str, Any]) -> str:
+    pruned = found["pruned"]
+    counts = [
+        (found["simulated"], "simulated"),
+        (pruned["throughput"], f"proved to be no better than {1 + len(found['runners_up'])} of these"),
+        (pruned["memory"], "proved not to fit"),
+        (pruned["staleness"], "proved too stale"),
+        (found["refused"], "make no plan"),
     ]
-    lines.append(f"the front has {len(found['pareto'])} plans: all are in --json")
-    if "error" in found["baseline"]:
-        lines.append(f"the scenario as it is: {found['baseline']['error'].splitlines()[0]}")
-    return "\n".join(lines) + "\n"
+    failed = [(found["did_not_fit"], "did not fit"), (found["too_stale"], "were too stale")]
+    inside = ", ".join(f"{count} {words}" for count, words in failed if count)
+    told = [f"{count} {words}" for count, words in counts if count]
+    told[0] += f" ({inside})" if inside else ""
+    return f"{found['searched']} candidates: {', '.join(told)}"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scenarios.compose import checkpoints_of
+from scenarios.compose import checkpoints_of, grouped
 from scenarios.document import Document
 from scenarios.hardware import build_cluster
 from scenarios.plan_section import CheckpointChoice, PartitionChoice, PlanSpace, Rule
@@ -33,7 +33,11 @@ from sim.planners.data_parallel import plan as data_parallel
 from sim.training import Training, Weights
 
 FLUSHING = (*FLUSHED, *OTHER_FLUSHED, "chimera", "dualpipe_2025", "data_parallel")
-LEFT_OUT = ("model_parallel", "split_2018", "zb_1p", "zb_2p", SERVERS)
+SEARCHING = ("zb_1p", "zb_2p")
+"""Their order depends on the seconds of the stages."""
+UNPROVED = ("split_2018",)
+"""Twice as many devices as `sim.bounds` counts."""
+LEFT_OUT = ("model_parallel", *UNPROVED, *SEARCHING, SERVERS)
 """Not tried unless named: gpipe with one micro-batch; twice the GPUs; a search of its own in every candidate."""
 FLUSHES = 3
 """Mini-batches of a run that flushes: each but the first takes a step."""
@@ -45,11 +49,15 @@ MOST_REPLICATIONS = 64
 
 
 class Choice(NamedTuple):
-    """A plan to try. ``plan`` and ``binding`` are for `sim.bounds`, ``None`` where nothing is proved."""
+    """A plan to try. ``plan`` and ``binding`` are for `sim.bounds`, ``None`` where nothing is proved.
+
+    Choices of equal ``order`` have one schedule and differ in figures only; empty: its schedule depends on figures.
+    """
 
     overrides: dict[str, Any]
     plan: Candidate | None = None
     binding: Binding | None = None
+    order: str = ""
 
 
 class _Order(NamedTuple):
@@ -76,7 +84,7 @@ class Space:
     @cached_property
     def cluster(self) -> Cluster:
         """Where it is trained."""
-        return build_cluster(self.scenario.cluster, self.document.directory("cluster.file"))
+        return grouped(build_cluster(self.scenario.cluster, self.document.directory("cluster.file")), self.scenario)
 
     @cached_property
     def _profiles(self) -> dict[float, ModelProfile]:
@@ -143,7 +151,7 @@ class Space:
             devices = tuple(node.name for node in self.cluster.gpus)
             figures = self._figures(profile, ((0, self._layers - 1),), devices, "none")._replace(buckets=buckets)
             plan = Candidate("data_parallel", gpus, 1, FLUSHES)
-            yield Choice(self._complete({"schedule": section}), plan, bind(data_parallel(gpus), figures))
+            yield Choice(self._complete({"schedule": section}), plan, bind(data_parallel(gpus), figures), repr(section))
 
     def _orders(self, method: str) -> Iterator[_Order]:
         """Every schedule of a method."""
@@ -168,9 +176,10 @@ class Space:
         if method in FLUSHING:
             section["mini_batches"] = mini_batches = FLUSHES
         else:
-            filling = -(-stages // micro_batches)
-            mini_batches = 8 * stages if micro_batches == 1 else max(8 * stages // micro_batches, 2 * filling + 4)
-            section |= {} if replicas or method not in ROLLING else {"mini_batches": mini_batches}
+            ahead = stages if method in ROLLING else 2 * stages
+            filling = -(-ahead // micro_batches)
+            mini_batches = 8 * ahead if micro_batches == 1 else max(8 * ahead // micro_batches, 2 * filling + 4)
+            section |= {} if replicas else {"mini_batches": mini_batches}
         section |= {"weights": weights} if weights != own else {}
         plan = Candidate(method, sum(replicas) or gpus, micro_batches, mini_batches, weights, replicas)
         return _Order(section, plan, stages, self.scenario.model.batch_size / micro_batches)
@@ -212,8 +221,11 @@ class Space:
                 overrides |= {"partition": {"cuts": cuts}} if cuts else {}
                 if checkpoint != "none":
                     overrides["memory.checkpoint"] = {"objective": "corrected", "method": checkpoint}
-                binding = self._binding(profile, partition, homes, checkpoint)
-                yield Choice(self._complete(overrides), order.plan, binding)
+                known: tuple[Any, ...] = ()
+                if order.plan.method not in UNPROVED:
+                    shared = "" if order.plan.method in SEARCHING else repr((order.section, checkpoint != "none"))
+                    known = order.plan, self._binding(profile, partition, homes, checkpoint), shared
+                yield Choice(self._complete(overrides), *known)
 
     def _homes(self, order: _Order) -> tuple[str, ...]:
         """The node of each stage; the first that a device holds is at home there."""
@@ -337,7 +349,9 @@ class Space:
         return self._profiles[samples]
 
     def _complete(self, overrides: dict[str, Any]) -> dict[str, Any]:
-        """With ``None`` for what stands in the scenario and not in the candidate."""
+        """With ``None`` for what stands in the scenario and not in the candidate; its groups of GPUs are the same."""
+        if (group := self.scenario.schedule.tensor_parallel) is not None:
+            overrides = {**overrides, "schedule": {**overrides["schedule"], "tensor_parallel": group}}
         data, named = self.document.data, {path.split(".")[0] for path in overrides}
         removed: list[str] = [
             key for key in ("plan", "partition", "parameter_servers") if key in data and key not in named

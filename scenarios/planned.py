@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.errors import TwinrailError
 from sim.program import Program
 from sim.schedule import Schedule
 
+T = TypeVar("T")
 MOST_OPS = 2_000_000
 """Ops of all schedules that are kept; beyond, all are forgotten."""
 
@@ -36,14 +38,15 @@ class Planned:
 
     def __init__(self) -> None:
         self._works: dict[str, Schedule] = {}
+        self._refused: dict[str, TwinrailError] = {}
         self._ordered: dict[str, list[_Entry]] = {}
         self._ops = 0
 
     def work(self, key: str, plan: Callable[[], Schedule | Program]) -> Schedule | Program:
-        """What a planner makes of the arguments that ``key`` tells apart; programs are made anew."""
+        """What a planner makes of the arguments that ``key`` tells apart, or refuses; programs are made anew."""
         if key in self._works:
             return self._works[key]
-        work = plan()
+        work = self._made(key, plan)
         if isinstance(work, Schedule):
             self._count(work)
             self._works[key] = work
@@ -63,10 +66,20 @@ class Planned:
             held = holds_lanes(source, target)
             return answers.setdefault((source, target), held)
 
-        made = make(asked)
+        made = self._made(key, lambda: make(asked))
         self._count(made.schedule)
         self._ordered.setdefault(key, []).append(_Entry(answers, made))
         return made
+
+    def _made(self, key: str, make: Callable[[], T]) -> T:
+        """What is made, or the refusal of before: passes are refused for what ``key`` holds, wherever it is placed."""
+        if key in self._refused:
+            raise self._refused[key].with_traceback(None)
+        try:
+            return make()
+        except TwinrailError as error:
+            self._refused[key] = error
+            raise
 
     def _count(self, schedule: Schedule) -> None:
         self._ops += len(schedule)

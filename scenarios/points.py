@@ -128,22 +128,56 @@ def parse_points(document: Document, planners: Planners | None = None) -> list[P
     ------
     ScenarioError : the faults of all points, each once.
     """
-    parsed, faults = list[Point](), list[Fault]()
+    return [point for _, point in each_point(sound_sweep(document, planners), planners)]
+
+
+def sound_sweep(document: Document, planners: Planners | None) -> Expansion:
+    """See `expand`.
+
+    Raises
+    ------
+    ScenarioError : what is wrong with the sweep, and with the sections beside it.
+    """
     try:
-        documents = points(document)
+        return expand(document)
     except ScenarioError as error:
-        raise ScenarioError.of(in_order([*error.faults, *base_faults(document, planners)])) from None
-    for overrides, point in documents:
-        try:
-            parsed.append(Point(overrides, point, parse(point, planners)))
-        except ScenarioError as error:
-            faults += error.faults
+        raise ScenarioError.of(in_order([*error.faults, *_base_faults(document, planners)])) from None
+
+
+def each_point(expansion: Expansion, planners: Planners | None) -> Iterator[tuple[int, Point]]:
+    """Every point that is right, one after another, with its number.
+
+    Raises
+    ------
+    ScenarioError : at the end, the faults of all others, each once.
+    """
+    faults = dict[Fault, None]()
+    try:
+        for number, changes in enumerate(expansion.changes()):
+            try:
+                point = made(expansion.base, changes, planners)
+            except ScenarioError as error:
+                faults |= dict.fromkeys(error.faults)
+            else:
+                yield number, point
+    except ScenarioError as error:
+        faults |= dict.fromkeys(error.faults)
     if faults:
         raise ScenarioError.of(in_order(faults))
-    return parsed
 
 
-def base_faults(document: Document, planners: Planners | None) -> list[Fault]:
+def made(base: Document, changes: Changes, planners: Planners | None) -> Point:
+    """A point of a sweep.
+
+    Raises
+    ------
+    ScenarioError : what is wrong with it.
+    """
+    overrides, document = point_of(base, changes)
+    return Point(overrides, document, parse(document, planners))
+
+
+def _base_faults(document: Document, planners: Planners | None) -> list[Fault]:
     """What is wrong with the sections that stand outside the sweep; the points may bring others."""
     try:
         parse(document, planners)

@@ -16,4 +16,5 @@ def costs(scenario: Scenario, result: Mapping[str, Any]) -> dict[str, float]:
     usd_per_hour, samples_per_s = scenario.cluster.price, result["samples_per_s"]
     if usd_per_hour is None or not samples_per_s:
         return {}
-    return {"cost_usd_per_1000_samples": usd_per_hour / 3600 * len(result["devices"]) * 1000 / samples_per_s}
+    gpus = len(result["devices"]) * (scenario.schedule.tensor_parallel or 1)
+    return {"cost_usd_per_1000_samples": usd_per_hour / 3600 * gpus * 1000 / samples_per_s}

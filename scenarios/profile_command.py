@@ -122,7 +122,7 @@ def _passes(layer: Any) -> dict[str, Any]:
 
 
 def _own(model: str, options: Mapping[str, Any], training: Training) -> dict[str, Any]:
-    """A module of the user's as the ``model:`` of a scenario, every child of its a layer."""
+    """A module of the user's as `scenarios.measured.ModelFile` describes, every child of its a layer."""
     from backends.torch.own_model import profile_own
 
     sample, device = tuple(int(part) for part in options["input"].split(",")), cast("Accelerator", options["device"])
@@ -137,15 +137,21 @@ def _own(model: str, options: Mapping[str, Any], training: Training) -> dict[str
         }
         for (name, leaving, saved, parameters), layer in zip(found.layers, found.profile.layers, strict=True)
     ]
-    section = {"batch_size": options["batch"], "input": f"{found.input_bytes} B", "layers": layers}
-    return {"model": section, **_common(found.profile, training)}
+    return {
+        "name": model,
+        "source": f"twinrail profile {model}",
+        "batch": options["batch"],
+        "dtype": "fp32",
+        **_common(found.profile, training),
+        "input": f"{found.input_bytes} B",
+        "layers": layers,
+    }
 
 
 def rows(content: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """The layers of a profile for people."""
-    section = content["model"] if isinstance(content["model"], Mapping) else content
     passes = ("forward", "backward_input", "backward_weight")
-    return [(layer["name"], *(layer[name].removesuffix(" ms") for name in passes)) for layer in section["layers"]]
+    return [(layer["name"], *(layer[name].removesuffix(" ms") for name in passes)) for layer in content["layers"]]
 
 
 def write(path: Path, content: Mapping[str, Any]) -> None:

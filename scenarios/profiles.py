@@ -12,10 +12,11 @@ from scenarios.load import load_document, shipped
 from scenarios.pipedream import batch_of, read_graph
 from scenarios.schema import Layer as LayerSection
 from scenarios.schema import Model, Scenario, Uniform
+from sim import tensor_parallel
 from sim.cluster import Cluster
 from sim.errors import Fault, ScenarioError
 from sim.graph import chain
-from sim.model import Layer, LayerTable, ModelProfile, roofline, taking, uniform
+from sim.model import DTYPE_BYTES, Layer, LayerTable, ModelProfile, roofline, taking, total, uniform
 
 
 def build_profile(
@@ -32,13 +33,17 @@ def build_profile(
         return uniform(stages, _uniform_layer(model.uniform), samples)
     if model.measured is not None:
         return _from_machine(scenario, document, samples)
+    if model.file is not None:
+        return _from_file(scenario, document, samples)
     if model.name is not None:
         return _from_table(shipped_table(model.name), scenario, cluster, samples)
     if model.huggingface is not None:
         assert model.sequence is not None
         path = document.directory("model.huggingface") / model.huggingface
-        table = huggingface.read_table(path, model.sequence, model.attention or "eager")
-        return _from_table(table, scenario, cluster, samples)
+        count = cluster.tensor_parallel
+        table = huggingface.read_table(path, model.sequence, model.attention or "eager", count)
+        profile = _from_table(table, scenario, cluster, samples)
+        return profile if count == 1 else tensor_parallel.reducing(profile, table, cluster)
     profile = _measured(model, document) if model.profile is not None else _written_out(model)
     return profile.at(samples)
 
@@ -50,7 +55,7 @@ def shipped_table(name: str) -> LayerTable:
 
 
 def _from_table(table: LayerTable, scenario: Scenario, cluster: Cluster, samples: float) -> ModelProfile:
-    specs = {node.name: node.spec for node in cluster.gpus}
+    specs = {node.name: node.spec for group in cluster.groups for node in group}
     missing = [name for name, spec in specs.items() if spec is None]
     if missing:
         message = f"model '{table.name}' has no times of its own and '{missing[0]}' is no known device"
@@ -85,6 +90,32 @@ def _from_machine(scenario: Scenario, document: Document, samples: float) -> Mod
     source = f"{model.measured}: {', '.join(file.machine.values())}; {table.source}"
     profile = taking(table, file.dtype, file.batch, passes, "measured", source)
     return replace(profile.at(samples), update_s=file.update)
+
+
+def _from_file(scenario: Scenario, document: Document, samples: float) -> ModelProfile:
+    """A model of somebody's own, from a file of ``twinrail profile`` or ``twinrail import``."""
+    assert scenario.model.file is not None
+    file = measured.read_model(document.directory("model.file") / scenario.model.file)
+    differing = {key: (getattr(file, key), getattr(scenario.training, key)) for key in ("dtype", "optimizer")}
+    if faults := [
+        Fault(f"'{scenario.model.file}' was measured with {found}, not {wanted}", f"training.{key}", suggestion=found)
+        for key, (found, wanted) in differing.items()
+        if found != wanted
+    ]:
+        raise ScenarioError.of(faults)
+    layers = tuple(_layer(layer) for layer in file.layers)
+    profile = ModelProfile(
+        name=file.name,
+        batch=file.batch,
+        layers=layers,
+        input_bytes=file.input,
+        origin="measured",
+        source=f"{scenario.model.file}: {', '.join(file.machine.values())}; {file.source}",
+        parameter_bytes_each=DTYPE_BYTES[file.dtype],
+        notes=file.assumed,
+        update_s=file.update if total(layers, "parameter_bytes") else None,
+    )
+    return profile.at(samples)
 
 
 def _measured(model: Model, document: Document) -> ModelProfile:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from analysis import result, throughput_plot
@@ -21,6 +22,7 @@ from sim.errors import Fault, ScenarioError, nearest
 from sim.trace import Trace
 
 MOST_SCENARIO = 1 << 24
+MOST_ERRORS = 3
 SCALES = {"s": ("ms", 1e3), "B": ("MiB", 2**-20), "share": ("%", 100.0)}
 METRICS = (
     Column("metric", "figure"),
@@ -56,7 +58,29 @@ def read(folder: Path) -> Page:
         raise ScenarioError.of(
             [Fault("holds no result.json, results.sqlite or validation.json", file=str(folder), suggestion=hint)]
         )
-    return Page(title, what, points, text, sweep, _note(loader), facts)
+    return Page(title, what, points, text, sweep, _note(loader), facts, _failed(sweep) or _agreement(sweep))
+
+
+def _failed(sweep: Sweep | None) -> str:
+    """The points that failed, the first with their errors."""
+    rows = sweep.rows if sweep else ()
+    failed = [row for row in rows if row.get("error")]
+    if not failed:
+        return ""
+    told = " ".join(f"{row['name']}: {row['error']}." for row in failed[:MOST_ERRORS])
+    more = f" The table has the errors of {len(failed) - MOST_ERRORS} more." if len(failed) > MOST_ERRORS else ""
+    return f"{len(failed):,} of {len(rows):,} points failed. {told}{more}"
+
+
+def _agreement(sweep: Sweep | None) -> str:
+    """How far simulation and theory are from what was measured on parameter servers."""
+    told = []
+    for words, key in (("Simulation", "error_simulated"), ("Theory", "error_theory")):
+        errors = sorted(abs(row[key]) for row in (sweep.rows if sweep else ()) if row.get(key) is not None)
+        if errors:
+            middle, most = (f"{100 * error:.1f} %" for error in (median(errors), errors[-1]))
+            told.append(f"{words} is off by {middle} in the median, by at most {most}, over {len(errors)} points.")
+    return " ".join(told)
 
 
 def _title(scenario: Path) -> str:
@@ -79,6 +103,8 @@ def _runs(folder: Path, loader: Loader, scenario: str) -> tuple[str, list[Point]
     points = []
     for traced in report_folder.traced(folder):
         own = found[traced.number - 1] if 0 < traced.number <= len(found) else {}
+        if found and ("why" not in own or file_name(own["name"]) != traced.name):
+            continue  # left from an older run
         for title, trace in loader.load({"Every lane": traced.file}).items():
             shown = own if "why" in own else result.compute(trace, scenario, traced.name)
             points.append(Point(shown["name"], {title: trace}, shown))
@@ -130,15 +156,15 @@ def _servers(folder: Path, found: list[dict[str, Any]], loader: Loader) -> tuple
             name = found[traced.number - 1]["name"]
             for title, trace in loader.load({"Measured, the first run": traced.file}).items():
                 points.append(Point(name, {title: trace}, result.compute(trace, "", name)))
-    sweep = Sweep([_cell(cell) for cell in found], ("group", "workers"))
+    sweep = Sweep([_cell(cell) for cell in found], ("workers", "group"))
     return "a validation of parameter servers: measured beside simulation and theory", points, sweep
 
 
 def _cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": cell["name"],
-        "group": cell["group"],
         "workers": cell["workers"],
+        "group": cell["group"],
         "measured_steps_per_s": cell["measured_steps_per_s"],
         "spread_share": cell["spread"],
         "simulated_steps_per_s": cell["simulated_steps_per_s"],
@@ -150,14 +176,21 @@ def _cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def write(folder: Path, out: Path | None) -> dict[str, Any]:
+def write(folder: Path, out: Path | None, figures_in: Path | None = None, ending: str = "svg") -> dict[str, Any]:
     """Write the page of a folder, beside what it is of unless said otherwise; what was written, for ``--json``.
+
+    ``figures_in`` : where every plot is written too, in the format ``ending``.
 
     Raises
     ------
-    ScenarioError, BadTraceFile : the folder cannot be read, or the page not be written.
+    ScenarioError, BadTraceFile : the folder cannot be read, or something not be written.
     """
-    page, file = read(folder), out or folder / "report.html"
+    page = read(folder)
+    written = _write_page(page, out or folder / "report.html")
+    return written if figures_in is None else {**written, "figures": draw(folder, page, figures_in, ending)}
+
+
+def _write_page(page: Page, file: Path) -> dict[str, Any]:
     text = render(page)
     with saving(file):
         file.write_text(text, encoding="utf-8", newline="\n")
@@ -171,8 +204,8 @@ def write(folder: Path, out: Path | None) -> dict[str, Any]:
     }
 
 
-def draw(folder: Path, out: Path, ending: str) -> list[str]:
-    """Write every plot that applies to a folder; their names.
+def draw(folder: Path, page: Page, out: Path, ending: str) -> list[str]:
+    """Write every plot that applies to the report of a folder; their names.
 
     Raises
     ------
@@ -186,15 +219,14 @@ def draw(folder: Path, out: Path, ending: str) -> list[str]:
     written = []
     with saving(out, "--figures"):
         out.mkdir(parents=True, exist_ok=True)
-        for stem, figure in _figures(folder):
+        for stem, figure in _figures(folder, page):
             name = f"{file_name(stem)}.{ending}"
             figures.save(figure, out / name)
             written.append(name)
     return written
 
 
-def _figures(folder: Path) -> Iterator[tuple[str, Any]]:
-    page = read(folder)
+def _figures(folder: Path, page: Page) -> Iterator[tuple[str, Any]]:
     compared = [point for point in page.points if len(point.traces) > 1]
     for number, point in enumerate(compared, 1):
         named = {f"{point.name}, {title.lower()}": trace for title, trace in point.traces.items()}

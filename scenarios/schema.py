@@ -126,7 +126,8 @@ class Uniform(Section):
 class Model(Section):
     """What is trained. ``batch_size`` is the global mini-batch in samples; ``input`` its bytes, for ``layers``.
 
-    ``measured``: a file of ``twinrail profile`` with the seconds of the model of that name. ``huggingface``: the
+    ``measured``: a file of ``twinrail profile`` with the seconds of the model of that name. ``file``: one of
+    ``twinrail profile module:factory`` or ``twinrail import kineto`` with a model of its own. ``huggingface``: the
     config.json of a Transformer, at a ``sequence`` of so many positions, its ``attention`` eager unless given.
     """
 
@@ -140,6 +141,7 @@ class Model(Section):
     name: Name | None = None
     measured: str | None = None
     profile: str | None = None
+    file: str | None = None
     layers: Annotated[Many[Layer], Field(min_length=1)] | None = None
     uniform: Uniform | None = None
     huggingface: str | None = None
@@ -248,16 +250,25 @@ class DeviceFile(Section):
 
 
 class Training(Section):
-    """How it is trained."""
+    """How it is trained.
+
+    ``zero``: the stage of ZeRO, from which on the replicas of ``data_parallel`` with ``sync: ring`` share optimizer
+    state (1), gradients too (2), parameters too (3).
+    """
 
     optimizer: Optimizer = "momentum"
     dtype: Dtype = "fp32"
     learning_rate: Annotated[float, Field(gt=0, le=1e6)] = 0.01
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    zero: Annotated[int, Field(ge=0, le=3)] = 0
 
 
 class Schedule(Section):
-    """The order of work: a planner's name and its keys (`validate_schedule_keys`), or a file of PyTorch's."""
+    """The order of work: a planner's name and its keys (`validate_schedule_keys`), or a file of PyTorch's.
+
+    ``tensor_parallel``: each device of the plan is a group of so many GPUs of the cluster, one after another, that
+    split the layers of a ``model.huggingface`` as Megatron-LM does.
+    """
 
     model_config = ConfigDict(extra="allow")
     one_of = ALTERNATIVES["schedule"]
@@ -273,6 +284,7 @@ class Schedule(Section):
     consistency: Consistency | None = None
     order: Order | None = None
     bucket: Bytes | None = None
+    tensor_parallel: Annotated[int, Field(ge=1, le=MAX_DEVICES)] | None = None
 
     @property
     def given(self) -> dict[str, Any]:

@@ -112,8 +112,8 @@ def _wrong_keys(kind: type[Section], data: Any, path: KeyPath) -> Iterator[Wrong
     for key, (required, below) in keys.items():
         if required and key not in given:
             yield Wrong((*path, key), f"missing: {required}")
-        if below is not None:
-            for index, item in _items(data.get(key)):
+        if below is not None and key in data:
+            for index, item in _items(data[key]):
                 yield from _wrong_keys(below, item, (*path, key, *index))
     yield from _odd_company(kind, given, path)
 

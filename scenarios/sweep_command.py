@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 import sim
 from scenarios import run_folder
 from scenarios.document import Document
-from scenarios.points import Expansion, base_faults, expand
+from scenarios.points import Expansion, each_point, sound_sweep
 from scenarios.results_read import FILE
 from scenarios.results_table import Finished, ResultsTable, locked
 from scenarios.run_folder import doubled, point_name, trace_file, write_scenario, write_trace, writing
 from scenarios.strict import in_order
 from scenarios.sweep_engines import Engine, run_tasks
 from scenarios.sweep_row import key_of
-from scenarios.sweep_work import Task, made
+from scenarios.sweep_work import Task
 from sim.errors import Fault, ScenarioError
 from sim.planners import PLANNERS
 from sim.trace import Trace
@@ -103,27 +103,19 @@ def survey(document: Document, served: Mapping[str, Any], tell: Callable[[int], 
     ------
     ScenarioError : the faults of all points, each once; two points of one name.
     """
+    expansion = sound_sweep(document, PLANNERS)
+    numbers, names, faults = dict[str, int](), set[str](), list[Fault]()
     try:
-        expansion = expand(document)
-    except ScenarioError as error:
-        raise ScenarioError.of(in_order([*error.faults, *base_faults(document, PLANNERS)])) from None
-    numbers, names, faults = dict[str, int](), set[str](), dict[Fault, None]()
-    try:
-        for number, changes in enumerate(expansion.changes()):
-            try:
-                point = made(expansion.base, changes)
-            except ScenarioError as error:
-                faults |= dict.fromkeys(error.faults)
-                continue
+        for number, point in each_point(expansion, PLANNERS):
             name = point_name(point)
             if not expansion.drawn:
                 if name in names:
-                    faults[doubled(document, number, name)] = None
+                    faults.append(doubled(document, number, name))
                 names.add(name)
             numbers.setdefault(key_of(point.scenario, point.document, name, served), number)
             tell(number + 1)
     except ScenarioError as error:
-        faults |= dict.fromkeys(error.faults)
+        faults += error.faults
     if faults:
         raise ScenarioError.of(in_order(faults))
     return Survey(expansion, numbers)

@@ -21,6 +21,7 @@ NOT_SCALAR = ("overrides", "provenance", "histogram")
 NAMED_FILES = (
     "model.measured",
     "model.profile",
+    "model.file",
     "model.huggingface",
     "cluster.file",
     "schedule.csv",

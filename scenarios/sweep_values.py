@@ -20,18 +20,27 @@ QUANTITIES: dict[str, Quantity] = {
 """By the suffix that names the SI unit."""
 
 _EXPECTED = "expected a list of values, {uniform: [LOW, HIGH]} or {log_uniform: [LOW, HIGH]}"
+_SUFFIX_OF = {unit: suffix for suffix, quantity in QUANTITIES.items() for unit in quantity.units}
 _UNIT = re.compile(r"[-+.\deE]*\d\.?\s*([A-Za-z].*)")
 
 
 def in_si(value: object) -> tuple[float, str] | None:
     """The number and the suffix of the unit of a quantity as it is written; ``None`` where it is none."""
-    if isinstance(value, str):
-        for suffix, quantity in QUANTITIES.items():
-            try:
-                return quantity.read(value), suffix
-            except WrongValue:
-                continue
-    return None
+    suffix = _SUFFIX_OF.get(_unit_of(value))
+    if suffix is None:
+        return None
+    try:
+        return QUANTITIES[suffix].read(value), suffix
+    except WrongValue:
+        return None
+
+
+def _unit_of(value: object) -> str:
+    """What stands behind the number of a quantity; nothing where there is none."""
+    if not isinstance(value, str):
+        return ""
+    match = _UNIT.fullmatch(value.strip().replace("\N{MICRO SIGN}", "u").replace("\N{GREEK SMALL LETTER MU}", "u"))
+    return match[1] if match else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +96,8 @@ def read_axis(value: object) -> Choices | Span:
 
 
 def _span(ends: Sequence[object], log: bool) -> Span:
-    unit, (low, high) = "", ends
-    if isinstance(low, str) and (match := _UNIT.fullmatch(low.strip())):
-        unit = match[1].replace("\N{MICRO SIGN}", "u").replace("\N{GREEK SMALL LETTER MU}", "u")
+    unit, (low, high) = _unit_of(ends[0]), ends
+    if unit:
         low, high = _in_unit(ends, unit)
     whole = isinstance(low, int) and isinstance(high, int)
     for end in (low, high):

@@ -20,9 +20,8 @@ from backends import longest_path
 from scenarios.compose import Composed, compose
 from scenarios.document import Document
 from scenarios.planned import Planned
-from scenarios.points import Changes, Point, point_of
+from scenarios.points import Changes, Point, made
 from scenarios.run_folder import Outcome, outcome_of, point_name, run_point
-from scenarios.schema import parse
 from scenarios.sweep_row import Scalar, parameters, scalars
 from sim.costs import seconds_column
 from sim.errors import TwinrailError, UnsupportedPlan
@@ -70,7 +69,7 @@ def run_task(task: Task) -> tuple[list[Done], float]:
     if task.version != sim.VERSION:
         raise TwinrailError(f"a worker has twinrail {sim.VERSION}, the sweep is of {task.version}")
     start = time.monotonic()
-    points = [made(task.base, changes) for _, changes in task.points]
+    points = [made(task.base, changes, PLANNERS) for _, changes in task.points]
     outcomes = _together(points, task.scenario, _PLANNED)
     done = []
     for (number, _), point, outcome in zip(task.points, points, outcomes, strict=True):
@@ -78,17 +77,6 @@ def run_task(task: Task) -> tuple[list[Done], float]:
             outcome = _caught(partial(run_point, point, task.scenario, task.served, _PLANNED))
         done.append(_done(number, point, outcome, task.keep))
     return done, time.monotonic() - start
-
-
-def made(base: Document, changes: Changes) -> Point:
-    """A point of a sweep.
-
-    Raises
-    ------
-    ScenarioError : what is wrong with it.
-    """
-    overrides, document = point_of(base, changes)
-    return Point(overrides, document, parse(document, PLANNERS))
 
 
 def _done(number: int, point: Point, outcome: Outcome | str, keep: bool) -> Done:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from sim import ring, zero
 from sim.cluster import Cluster
 from sim.conditions import Conditions
 from sim.memory.allocators import COUNTING, Allocation
@@ -54,6 +55,7 @@ class Binding:
     peak_flops_per_s : of each device at the training's dtype; 0: unknown.
     provenance : which inputs are measured, published or assumed.
     conditions : of a program of parameter servers.
+    ring_rounds : of an op that sums over a ring: 1 where ZeRO only scatters the sum (`sim.zero`).
     """
 
     cluster: Cluster
@@ -70,6 +72,7 @@ class Binding:
     allocator: Allocation = COUNTING
     shares: Mapping[tuple[BufferKind, int], Shares] = field(default_factory=dict)
     conditions: Conditions = field(default_factory=Conditions)
+    ring_rounds: int = ring.ALL_REDUCE
 
     def route(self, source: int, target: int) -> tuple[int, ...]:
         """Links from one device of the plan to another."""
@@ -97,31 +100,21 @@ class Binding:
         route = self.route(source, target)
         return self.cluster.latency_s(route) + size_bytes / self.cluster.bytes_per_s(route)
 
-    def ring_hops(self, devices: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    def ring_hops(self, devices: Sequence[int]) -> ring.Hops:
         """The route of each hop of a ring over ``devices``, in their order."""
-        return tuple(self.route(a, b) for a, b in zip(devices, [*devices[1:], devices[0]], strict=True))
+        return ring.hops(self.cluster, [self.devices[device] for device in devices])
 
     def ring_latency_s(self, devices: Sequence[int]) -> float:
-        """Latency of a ring all-reduce: 2(R − 1) steps, each as slow as the slowest hop."""
-        return 2 * (len(devices) - 1) * max(self.cluster.latency_s(route) for route in self.ring_hops(devices))
+        """Latency of an op that sums over a ring."""
+        return ring.latency_s(self.cluster, self.ring_hops(devices), self.ring_rounds)
+
+    def ring_bytes(self, size_bytes: float, devices: Sequence[int]) -> float:
+        """Bytes that each hop of an op carries that sums a tensor over a ring."""
+        return ring.share(size_bytes, len(devices), self.ring_rounds)
 
     def ring_seconds(self, size_bytes: float, devices: Sequence[int]) -> float:
-        """Duration of an uncontended ring all-reduce of R devices (Patarasuk & Yuan 2009).
-
-        2(R − 1) steps, in each of which every device passes a 1/R share on. Hops that cross one ``fifo`` or
-        ``fair_share`` link in the same direction share it: the ring is as slow as its most crowded link.
-        """
-        crossing = Counter(link for route in self.ring_hops(devices) for link in route)
-        slowest = float("inf")
-        for number, hops in crossing.items():
-            link = self.cluster.links[number]
-            slowest = min(slowest, link.bytes_per_s / (hops if link.kind in ("fifo", "fair_share") else 1))
-        return self.ring_latency_s(devices) + ring_share(size_bytes, len(devices)) / slowest
-
-
-def ring_share(size_bytes: float, devices: int) -> float:
-    """Bytes each hop of a ring all-reduce carries: 2(R − 1)/R of the tensor."""
-    return 2 * (devices - 1) / devices * size_bytes
+        """Duration of an uncontended op that sums a tensor over a ring."""
+        return ring.seconds(self.cluster, self.ring_hops(devices), size_bytes, self.ring_rounds)
 
 
 class Figures(NamedTuple):
@@ -155,12 +148,18 @@ def bind(work: Schedule | Program, figures: Figures) -> Binding:
     payload: dict[Cost, float] = {}
     buffers: dict[tuple[BufferKind, int], int] = {}
     resident: list[Resident] = []
+    replicas = work.shape.replicas
+    shares_state = replicas > 1 and figures.training.zero > 0
+    if shares_state and figures.training.zero == 3:
+        figures = figures._replace(profile=zero.gathering(figures.profile, partial(_gather_s, figures)))
     for (stage, replica), device in work.placement.items():
         if not replica:
             _bind_stage(stage, device, figures, seconds, payload, buffers)
-        resident += _resident(stage, device, figures, {BufferKind.WEIGHTS, BufferKind.GRADIENTS})
+        resident += _resident(stage, device, figures, {BufferKind.WEIGHTS, BufferKind.GRADIENTS}, replicas)
         if not isinstance(work, Program) or work.update == "worker":
-            resident += _resident(stage, device, figures, {BufferKind.OPTIMIZER})
+            resident += _resident(stage, device, figures, {BufferKind.OPTIMIZER}, replicas)
+    if shares_state:
+        _share_updates(figures, replicas, seconds)
     for (stage, _), device in work.forward_only.items() if isinstance(work, Schedule) else ():
         resident += _resident(stage, device, figures, {BufferKind.WEIGHTS})
     if isinstance(work, Program) and figures.server is not None:
@@ -177,12 +176,28 @@ def bind(work: Schedule | Program, figures: Figures) -> Binding:
         samples=figures.samples,
         flops=3 * total(profile.layers, "flops") / profile.batch * figures.samples,
         peak_flops_per_s=tuple(
-            spec.peak_flops_per_s.get(figures.training.dtype, 0.0) if spec else 0.0 for spec in specs
+            figures.cluster.tensor_parallel * spec.peak_flops_per_s.get(figures.training.dtype, 0.0) if spec else 0.0
+            for spec in specs
         ),
         provenance=figures.provenance,
         allocator=figures.allocator,
         shares=shares(profile, figures.partition, figures.checkpoints) if figures.allocator != COUNTING else {},
+        ring_rounds=1 if shares_state else ring.ALL_REDUCE,
     )
+
+
+def _gather_s(figures: Figures, parameters: float) -> float:
+    """Duration of gathering so many parameters, of which each replica has its share: one round of their ring."""
+    size_bytes = figures.training.weight_bytes * parameters
+    return ring.seconds(figures.cluster, ring.hops(figures.cluster, figures.devices), size_bytes, rounds=1)
+
+
+def _share_updates(figures: Figures, replicas: int, seconds: dict[Cost, float]) -> None:
+    """Under ZeRO each replica updates its share; before stage 3 all gather what the others have updated."""
+    for stage, (first, last) in enumerate(figures.partition):
+        update, gathered = Cost(OpKind.UPDATE, stage), figures.training.zero < 3
+        after_s = _gather_s(figures, parameter_count(figures.profile, first, last)) if gathered else 0.0
+        seconds[update] = seconds[update] / replicas + after_s
 
 
 def _spec(cluster: Cluster, name: str) -> DeviceSpec | None:
@@ -280,19 +295,31 @@ def effective_bytes_per_s(spec: DeviceSpec) -> float:
     return spec.memory_bytes_per_s * spec.memory_efficiency
 
 
-def _resident(stage: int, device: int, figures: Figures, kinds: Container[BufferKind]) -> list[Resident]:
+def _resident(
+    stage: int, device: int, figures: Figures, kinds: Container[BufferKind], replicas: int = 1
+) -> list[Resident]:
     """Some of the weights, gradients and optimizer state of one stage on one device."""
     training, count = figures.training, parameter_count(figures.profile, *figures.partition[stage])
+    layer, bucket = _at_work(stage, figures) if training.zero and replicas > 1 else (0.0, 0.0)
     sizes = {
-        BufferKind.WEIGHTS: training.weight_bytes,
-        BufferKind.GRADIENTS: training.weight_bytes,
-        BufferKind.OPTIMIZER: training.optimizer_bytes,
+        BufferKind.WEIGHTS: (training.weight_bytes, layer),
+        BufferKind.GRADIENTS: (training.weight_bytes, bucket),
+        BufferKind.OPTIMIZER: (training.optimizer_bytes, 0.0),
     }
     return [
-        Resident(device, kind, stage, round(count * size))
-        for kind, size in sizes.items()
+        Resident(device, kind, stage, round(zero.held(kind, training.zero, replicas, count * size, at_work * size)))
+        for kind, (size, at_work) in sizes.items()
         if kind in kinds and count * size
     ]
+
+
+def _at_work(stage: int, figures: Figures) -> tuple[float, float]:
+    """Parameters of the largest layer of a stage, and of its largest bucket: a layer unless there are several."""
+    first, last = figures.partition[stage]
+    counts = [parameter_count(figures.profile, layer, layer) for layer in range(first, last + 1)]
+    if figures.buckets == 1:
+        return max(counts), max(counts)
+    return max(counts), max(sum(counts[low : high + 1]) for low, high in balanced(counts, figures.buckets))
 
 
 def _bind_server(

@@ -66,7 +66,7 @@ class _Stages:
             return [binding.op_seconds(op, stage, stage + step, ()) for op, stage in ops]
 
         self.binding = binding
-        self.count = sum(cost.kind is OpKind.UPDATE for cost in binding.seconds)
+        self.count = _stages_of(binding)
         self.forward_s, self.backward_s = seconds(OpKind.FORWARD), seconds(OpKind.BACKWARD)
         self.again_s, self.update_s = seconds(OpKind.RECOMPUTE), seconds(OpKind.UPDATE)
         self.passes_s = [sum(each) for each in zip(self.forward_s, self.again_s, self.backward_s, strict=True)]
@@ -252,15 +252,22 @@ def least_peak_bytes(plan: Candidate, binding: Binding) -> tuple[int, ...]:
     their backward, each with what it saved and what it received; output and input gradient of the backward are live
     with them; and so is, where weights are stashed, each older version that these forwards read.
     """
-    stages = sum(cost.kind is OpKind.UPDATE for cost in binding.seconds)
-    resident: Counter[int] = Counter()
-    for each in binding.resident:
-        resident[each.stage] += each.size_bytes if plan.method != "data_parallel" or each.device == 0 else 0
+    stages = _stages_of(binding)
     straight = plan.method in (*FLUSHED, *ROLLING) and not plan.replicas
-    return tuple(
-        sum(resident[k] for k in held) + max(_stash_bytes(plan, binding, k, stages, straight) for k in held)
-        for held in held_by(plan, stages)
-    )
+    live = (max(_stash_bytes(plan, binding, k, stages, straight) for k in held) for held in held_by(plan, stages))
+    return tuple(sum(both) for both in zip(resident_bytes(plan, binding), live, strict=True))
+
+
+def resident_bytes(plan: Candidate, binding: Binding) -> tuple[int, ...]:
+    """Weights, gradients and optimizer state on every device of the plan."""
+    sizes: Counter[int] = Counter()
+    for each in binding.resident:
+        sizes[each.stage] += each.size_bytes if plan.method != "data_parallel" or each.device == 0 else 0
+    return tuple(sum(sizes[k] for k in held) for held in held_by(plan, _stages_of(binding)))
+
+
+def _stages_of(binding: Binding) -> int:
+    return sum(cost.kind is OpKind.UPDATE for cost in binding.seconds)
 
 
 def _stash_bytes(plan: Candidate, binding: Binding, stage: int, stages: int, straight: bool) -> int:

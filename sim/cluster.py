@@ -18,6 +18,9 @@ from sim.model import DeviceSpec
 LinkKind = Literal["latency", "in_order", "fifo", "fair_share"]
 NodeKind = Literal["gpu", "host", "switch"]
 
+CONTENDED: tuple[LinkKind, ...] = ("fifo", "fair_share")
+"""Links that have to be shared by all that cross them at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -56,7 +59,8 @@ class Cluster:
 
     ``between_all`` is how every two nodes are joined where there is no topology: a link of their own for each pair and
     direction, added to ``links`` when a route first asks for it (a mesh of N devices has N² links and plans use N).
-    ``cores``: of the one host on which all nodes are processes; ``None``: each computes by itself.
+    ``cores``: of the one host on which all nodes are processes; ``None``: each computes by itself. ``tensor_parallel``:
+    how many GPUs, one after another, are one device of a plan.
     """
 
     name: str
@@ -65,12 +69,19 @@ class Cluster:
     source: str = ""
     between_all: Link | None = None
     cores: int | None = None
+    tensor_parallel: int = 1
     _routes: dict[tuple[str, str], tuple[int, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def gpus(self) -> tuple[Node, ...]:
-        """The nodes that compute, in order."""
-        return tuple(node for node in self.nodes if node.kind == "gpu")
+        """The nodes that compute, in order; of each group of ``tensor_parallel`` the first, which stands for it."""
+        return tuple(group[0] for group in self.groups)
+
+    @cached_property
+    def groups(self) -> tuple[tuple[Node, ...], ...]:
+        """The GPUs, ``tensor_parallel`` in each group."""
+        found, size = [node for node in self.nodes if node.kind == "gpu"], self.tensor_parallel
+        return tuple(tuple(found[first : first + size]) for first in range(0, len(found), size))
 
     @cached_property
     def hosts(self) -> tuple[Node, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Literal
 
 Origin = Literal["measured", "published", "assumed"]
@@ -114,6 +115,8 @@ class LayerWork:
 
     ``saved_elements`` is what backward needs of this layer: its output unless stated, nothing where it works in place.
     ``kernels`` run one after the other: unless stated one, that moves input, output and parameters; a view has none.
+    Of a layer split among GPUs all but ``forward_flops`` is the share of one of them, and ``reduced_elements`` what
+    they sum, forward and backward.
     """
 
     name: str
@@ -123,6 +126,7 @@ class LayerWork:
     in_place: bool = False
     saved_elements: float | None = None
     kernels: tuple[Kernel, ...] | None = None
+    reduced_elements: tuple[float, float] = (0.0, 0.0)
 
     @property
     def saved(self) -> float:
@@ -236,4 +240,4 @@ def uniform(stages: int, layer: Layer, samples: float) -> ModelProfile:
 
 def total(layers: Sequence[Layer], field: str) -> float:
     """Sum of one field over layers, in layer order."""
-    return float(sum(getattr(layer, field) for layer in layers))
+    return float(sum(map(attrgetter(field), layers)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -44,6 +46,28 @@ def op_id(row: Any) -> OpId:
     return OpId(OpKind(kind), *rest)
 
 
+def alike(ops: NDArray[np.void]) -> tuple[IntColumn, IntColumn]:
+    """Ops that cost the same and contend at the same place: the first row of each group, and the group of each row."""
+    code = np.zeros(len(ops), np.int64)
+    for name in ("kind", "stage", "part", "other_stage", "source", "target"):
+        column = ops[name]
+        low, high = int(column.min(initial=0)), int(column.max(initial=0))
+        code = code * (high - low + 1) + (column - low)
+    _, first, member = np.unique(code, return_index=True, return_inverse=True)
+    return first, member
+
+
+def of_kinds(ops: NDArray[np.void], kinds: Collection[OpKind]) -> NDArray[np.bool_]:
+    """Whether each row of an op table is of one of some kinds."""
+    among: NDArray[np.bool_] = _among(frozenset(kinds))[ops["kind"]]
+    return among
+
+
+@lru_cache
+def _among(kinds: frozenset[OpKind]) -> NDArray[np.bool_]:
+    return np.isin(np.arange(len(OpKind)), [*kinds])
+
+
 class Halves:
     """Find ops by name in an op table; a fused pair is found by either half.
 
@@ -57,7 +81,9 @@ class Halves:
         )
         whole = np.flatnonzero(ops["kind"] != OpKind.FORWARD_BACKWARD)
         fused = np.flatnonzero(ops["kind"] == OpKind.FORWARD_BACKWARD)
+        self._kinds = {*np.flatnonzero(np.bincount(ops["kind"][whole])).tolist()}
         if len(fused):
+            self._kinds |= {OpKind.FORWARD, OpKind.BACKWARD}
             self.span[0] = max(self.span[0], int(ops["other_stage"].max()) + 2)
             self.span[1] = max(self.span[1], int(ops["other_micro_batch"].max()) + 2)
         self.codes, self.index = np.empty(0, np.int64), np.empty(0, np.int64)
@@ -103,6 +129,8 @@ class Halves:
 
         ``anywhere``: where there is none of that replica, the first of any.
         """
+        if isinstance(kind, OpKind) and kind not in self._kinds:
+            return np.full(np.broadcast_shapes(*map(np.shape, (stage, micro_batch, replica, part))), -1, np.int64)
         found = self._find(kind, stage, micro_batch, replica, part)
         for other in range(int(self.span[2]) - 1) if anywhere else ():
             if not (found < 0).any():

@@ -77,6 +77,8 @@ def _as_integers(costs: Sequence[float]) -> list[int]:
 def _least_bottleneck(prefix: Sequence[int], stages: int) -> int:
     """The least cost that no stage need exceed, by bisection on it."""
     low = max(after - before for before, after in pairwise(prefix))
+    if _furthest_starts(prefix, stages, low)[-1] == len(prefix) - 1:
+        return low  # a single layer is the dearest stage, as where every stage is a layer
     high = prefix[-1]
     while low < high:
         middle = (low + high) // 2

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import sim
-from sim.binding import Binding, Cost, ring_share
-from sim.costs import ALIKE, alike
+from sim.binding import Binding, Cost
 from sim.errors import BrokenInvariant
 from sim.memory.buffers import START, BufferKind
+from sim.op_table import alike, of_kinds
 from sim.ops import TRANSFER_KINDS, Lane, OpKind
 from sim.plan import Plan
 from sim.rows import IntColumn, Rows
@@ -70,7 +70,7 @@ def record(
         driver=memory.driver,
         requests=memory.requests,
     )
-    trace = replace(trace, flows=_flows(binding, ops, lanes, order, *trace.working_s))
+    trace = replace(trace, flows=_flows(binding, trace))
     _check(trace)
     return trace
 
@@ -99,19 +99,12 @@ def _header(plan: Plan, binding: Binding) -> dict[str, Any]:
     }
 
 
-def _flows(
-    binding: Binding,
-    ops: NDArray[np.void],
-    lanes: tuple[Lane, ...],
-    order: Rows,
-    start_s: NDArray[np.float64],
-    end_s: NDArray[np.float64],
-) -> NDArray[np.void]:
+def _flows(binding: Binding, trace: Trace) -> NDArray[np.void]:
     """A row for each link that each op put bytes on, from the op's start to its end."""
-    chunks: list[NDArray[np.void]] = []
-    lanes_of = Rows.from_pairs(order.values, order.owners, len(ops))
-    moving = np.flatnonzero(np.isin(ops["kind"], MOVING_KINDS))
-    first, member = alike(*(ops[name][moving] for name in ALIKE))
+    ops, (start_s, end_s) = trace.ops, trace.working_s
+    carried: list[tuple[int, float, IntColumn]] = []
+    moving = np.flatnonzero(of_kinds(ops, MOVING_KINDS))
+    first, member = alike(ops[moving])
     for op, rows in zip(moving[first].tolist(), Rows.from_pairs(member, moving, len(first)), strict=True):
         kind, stage, part, source, target = (
             int(ops[name][op]) for name in ("kind", "stage", "part", "source", "target")
@@ -119,16 +112,17 @@ def _flows(
         size = binding.payload_bytes[Cost(OpKind(kind), stage, part)]
         routes: tuple[tuple[int, ...], ...] = ()
         if kind == OpKind.ALL_REDUCE:
-            members = sorted({lanes[lane].device for lane in lanes_of[op].tolist()})
-            routes, size = binding.ring_hops(members), ring_share(size, len(members))
+            members = sorted({trace.lanes[lane].device for lane in trace.lanes_of[op].tolist()})
+            routes, size = binding.ring_hops(members), binding.ring_bytes(size, members)
         else:
             routes = (binding.route(source, target),)
-        for link in (link for route in routes for link in route):
-            flows = np.empty(len(rows), FLOWS)
-            flows["link"], flows["op"], flows["bytes"] = link, rows, size
-            flows["start_s"], flows["end_s"] = start_s[rows], end_s[rows]
-            chunks.append(flows)
-    flows = np.concatenate(chunks) if chunks else np.empty(0, FLOWS)
+        carried += [(link, size, rows) for route in routes for link in route]
+    flows = np.empty(sum(len(rows) for _, _, rows in carried), FLOWS)
+    if carried:
+        links, sizes, moved = zip(*carried, strict=True)
+        counts, op = [len(rows) for rows in moved], np.concatenate(moved)
+        flows["link"], flows["bytes"], flows["op"] = np.repeat(links, counts), np.repeat(sizes, counts), op
+        flows["start_s"], flows["end_s"] = start_s[op], end_s[op]
     return flows[np.lexsort([flows["link"], flows["op"], flows["start_s"]])]
 
 
@@ -168,12 +162,10 @@ def _turns(schedule: Schedule, start_s: NDArray[np.float64], end_s: NDArray[np.f
 
 def buffer_sizes(binding: Binding, events: NDArray[np.void]) -> IntColumn:
     """Bytes of the buffer of each event (dtype `EVENTS`)."""
-    size = np.zeros(len(events), np.int64)
     code = events["kind"].astype(np.int64) * (int(events["stage"].max(initial=0)) + 1) + events["stage"]
-    for first in np.unique(code, return_index=True)[1]:
-        row = events[first]
-        size[code == code[first]] = binding.buffer_bytes[BufferKind(int(row["kind"])), int(row["stage"])]
-    return size
+    _, first, member = np.unique(code, return_index=True, return_inverse=True)
+    each = zip(events["kind"][first].tolist(), events["stage"][first].tolist(), strict=True)
+    return np.array([binding.buffer_bytes[BufferKind(kind), stage] for kind, stage in each], np.int64)[member]
 
 
 def _check(trace: Trace) -> None:

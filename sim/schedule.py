@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.errors import InvalidSchedule
-from sim.op_table import Halves, op_id
+from sim.op_table import Halves, alike, op_id
 from sim.ops import BACKWARD_KINDS, FORWARD_KINDS, Lane, OpId, OpKind
 from sim.rows import IntColumn, Rows
 from sim.schedule_grid import invalid
@@ -119,6 +119,14 @@ class Schedule:
     def halves(self) -> Halves:
         """Its ops by name."""
         return Halves(self.ops)
+
+    @cached_property
+    def alike(self) -> tuple[list[tuple[OpId, int, int, list[int]]], list[int]]:
+        """Ops that cost the same: of each group the id, source, target and devices of one op; the group of each op."""
+        first, member = alike(self.ops)
+        ends = zip(self.ops["source"][first].tolist(), self.ops["target"][first].tolist(), strict=True)
+        each = [(self.id(op), *pair, self.devices_of(op)) for op, pair in zip(first.tolist(), ends, strict=True)]
+        return each, member.tolist()
 
     def devices_of(self, op: int) -> list[int]:
         """The devices whose lanes an op holds, in order: the members of a collective."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sim.assembly import assemble
 from sim.errors import BadTraceFile
 from sim.memory.buffers import BufferKind
-from sim.op_table import OPS, op_id
+from sim.op_table import OPS, Halves, op_id
 from sim.ops import Lane, OpId, OpKind
 from sim.rows import IntColumn, Rows
 from sim.schedule import Schedule, Shape
@@ -123,6 +123,11 @@ class Trace:
             np.maximum.at(start, op[first], held_up["done_s"][first])
             np.minimum.at(end, op[~first], asked_s[~first])
         return start, end
+
+    @cached_property
+    def halves(self) -> Halves:
+        """Its ops by name."""
+        return Halves(self.ops)
 
     @cached_property
     def lanes_of(self) -> Rows:

@@ -28,7 +28,7 @@ MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 class Training:
     """Optimizer, number format and hyper-parameters. bf16 means bf16 weights and gradients with fp32 master weights.
 
-    ``task`` names the data of a real run; empty: noise.
+    ``task`` names the data of a real run; empty: noise. ``zero``: the stage of ZeRO (`sim.zero`), 0: without.
     """
 
     optimizer: Optimizer = "momentum"
@@ -36,6 +36,7 @@ class Training:
     learning_rate: float = 0.01
     momentum: float = 0.9
     task: str = ""
+    zero: int = 0
 
     @property
     def weight_bytes(self) -> int:

@@ -69,7 +69,7 @@ class Point:
 class Page:
     """A report: its title, what it is of, points with time lines, the scenario, and where it all comes from.
 
-    ``note`` says what was left out.
+    ``summary`` says what is most important about all points together, ``note`` what was left out.
     """
 
     title: str
@@ -79,6 +79,7 @@ class Page:
     sweep: Sweep | None = None
     note: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
+    summary: str = ""
 
 
 def render(page: Page) -> str:
@@ -150,13 +151,14 @@ def _sweep(page: Page) -> Iterator[str]:
     """The plot and the table of all points."""
     if (sweep := page.sweep) is None:
         return
-    yield '<h2>All points</h2><div class="bar">'
+    yield f"<h2>All points</h2><p>{escape(page.summary)}</p>" if page.summary else "<h2>All points</h2>"
+    yield '<div class="bar">'
     titles = [(each.key, each.title) for each in sweep.figures]
     yield _select("figure", "figure", titles)
     axes = [(axis.key, axis.title) for axis in sweep.axes]
     yield _select("across", "over", [("", "points"), *axes], 1 if sweep.is_grid else 0)
     yield _select("up", "and", [("", "nothing else"), *axes]) + "</div>"
-    yield '<div id="plot"></div>'
+    yield '<div id="plot" class="wide"></div>'
     rows, caption = sweep.best_first, f"{len(sweep.rows):,} points; choose a column to sort by it"
     if len(rows) > MOST_ROWS:
         rows, caption = rows[:MOST_ROWS], f"the best {MOST_ROWS} of {len(rows):,} points; the plot shows all"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from analysis.report.tables import UNITS, Column, column, is_number
+from analysis.report.tables import Column, column, is_number
+from analysis.units import parted
 
 Result = Mapping[str, Any]
 Row = dict[str, Any]
@@ -57,13 +58,13 @@ class Sweep(NamedTuple):
     @property
     def axes(self) -> list[Column]:
         """The columns that were swept, called by their paths."""
-        found = [(key, column(key)) for key in self.swept]
-        return [each._replace(title=key.removesuffix(_ending(each))) for key, each in found]
+        return [column(key, parted(key)[0]) for key in self.swept]
 
     @property
     def is_grid(self) -> bool:
-        """Whether what was swept are axes; else points are variants with names."""
-        return 0 < len(self.swept) < MOST_AXES
+        """Whether what was swept are axes on which every point has its place; else points are variants with names."""
+        placed = all(row.get(key) is not None for row in self.rows for key in self.swept)
+        return placed and 0 < len(self.swept) < MOST_AXES
 
     @property
     def figures(self) -> list[Column]:
@@ -75,11 +76,6 @@ class Sweep(NamedTuple):
     def best_first(self) -> list[Row]:
         """Rows by throughput; those without come last. Equal ones stay in their order."""
         return sorted(self.rows, key=lambda row: -_rate(row))
-
-
-def _ending(column: Column) -> str:
-    """The unit as the key has it."""
-    return next((unit.ending for unit in UNITS if unit.name == column.unit and column.key.endswith(unit.ending)), "")
 
 
 def _rate(row: Row) -> float:

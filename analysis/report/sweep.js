@@ -2,7 +2,8 @@
 
 const WIDE = 1000, HIGH = 380, EDGE = { left: 84, right: 30, top: 18, bottom: 52 };
 const DARK_TO_LIGHT = ["#440154", "#414487", "#2a788e", "#22a884", "#7ad151", "#fde725"]; // viridis
-const MOST_BARS = 40;
+const MOST_BARS = 40, MOST_LINES = 8;
+const LINES = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#8a6d00", "#7f7f7f"]; // Okabe and Ito
 
 function svg(parent, name, attributes, text) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -18,6 +19,7 @@ function distinct(values) {
 }
 
 const short = (value) => (typeof value === "number" ? String(+value.toPrecision(4)) : String(value ?? "–"));
+const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
 class SweepPlot {
   constructor(box, sweep) {
@@ -34,7 +36,13 @@ class SweepPlot {
     const on = (row, axis) => (typeof row[axis] === "number" ? row[axis] * this.sweep.axes[axis].per : row[axis]);
     const points = this.sweep.rows
       .filter((row) => typeof row[key] === "number")
-      .map((row) => ({ name: String(row.name ?? ""), x: on(row, across), y: on(row, up), value: row[key] * figure.per }));
+      .map((row) => {
+        const rest = Object.values(this.sweep.axes)
+          .filter((axis) => axis.key !== across)
+          .map((axis) => `${axis.title.split(".").pop()} ${short(on(row, axis.key))} ${axis.unit}`.trim());
+        const value = row[key] * figure.per;
+        return { name: String(row.name ?? ""), x: on(row, across), y: on(row, up), rest: rest.join(", "), value };
+      });
     const named = ({ title, unit }) => title + (unit && unit !== title ? ` (${unit})` : "");
     this.title = named(figure);
     this.names = new Map(Object.values(this.sweep.axes).map((axis) => [axis.key, named(axis)]));
@@ -56,7 +64,7 @@ class SweepPlot {
     const more = points.length > shown.length ? `; the first ${shown.length} of ${points.length} points` : "";
     svg(chart, "text", { x: left, y: 14, class: "title" }, this.title + more);
     shown.forEach((point, index) => {
-      const y = 26 + index * 24, name = point.name.length > 32 ? `${point.name.slice(0, 31)}…` : point.name;
+      const y = 26 + index * 24, name = cut(point.name, 32);
       svg(chart, "text", { x: left - 8, y: y + 13, class: "right" }, name);
       const bar = svg(chart, "rect", { x: left, y, width: Math.max((point.value / most) * room, 0), height: 18, class: "mark" });
       svg(bar, "title", {}, `${point.name}: ${short(point.value)}`);
@@ -85,21 +93,38 @@ class SweepPlot {
       svg(chart, "text", { x: EDGE.left - 8, y: height(tick) + 4, class: "right" }, short(tick));
     }
     this.across(chart, all, place, bottom, across);
-    const best = all.map((x) => Math.max(...points.filter((point) => point.x === x).map((point) => point.value)));
-    const line = all.map((x, index) => `${index ? "L" : "M"}${place(x)} ${height(best[index])}`).join("");
-    svg(chart, "path", { d: line, class: "curve" });
-    for (const point of points) {
-      const dot = svg(chart, "circle", { cx: place(point.x), cy: height(point.value), r: 4, class: "mark" });
-      svg(dot, "title", {}, `${point.name} ${across} = ${short(point.x)}: ${short(point.value)}`);
-    }
-    if (points.length > all.length) svg(chart, "text", { x: WIDE - EDGE.right, y: 14, class: "right" }, "line: the highest");
+    const groups = Map.groupBy(points, (point) => point.rest), many = groups.size > MOST_LINES;
+    [...groups.values()].forEach((group, index) => {
+      const colour = many ? "" : LINES[index];
+      const along = group.filter((point) => typeof point.x === "number").sort((a, b) => a.x - b.x);
+      const line = along.map((point, at) => `${at ? "L" : "M"}${place(point.x)} ${height(point.value)}`).join("");
+      if (!many && line) svg(chart, "path", { d: line, class: "curve" }).style.stroke = colour;
+      for (const point of group) {
+        const dot = svg(chart, "circle", { cx: place(point.x), cy: height(point.value), r: 4, class: "mark" });
+        dot.style.fill = colour;
+        svg(dot, "title", {}, `${point.name} ${across} = ${short(point.x)}: ${short(point.value)}`);
+      }
+    });
+    if (!many && groups.size > 1) this.legend([...groups.keys()]);
+  }
+
+  /** Which line is of what, above the plot. */
+  legend(names) {
+    const list = document.createElement("ul");
+    list.className = "legend";
+    names.forEach((name, index) => {
+      const item = list.appendChild(document.createElement("li"));
+      item.appendChild(document.createElement("span")).style.background = LINES[index];
+      item.append(name);
+    });
+    this.box.prepend(list);
   }
 
   across(chart, all, place, bottom, name) {
     const every = Math.ceil(all.length / 14);
     let reached = -Infinity;
     all.forEach((value, index) => {
-      const text = short(value).slice(0, 24), x = place(value), half = text.length * 3.6;
+      const text = cut(short(value), 28), x = place(value), half = text.length * 3.3;
       if (index % every || x - half < reached) return;
       reached = x + half + 6;
       svg(chart, "text", { x, y: bottom + 18, class: "middle" }, text);
@@ -131,7 +156,7 @@ class SweepPlot {
     const every = Math.ceil(14 / cell);
     ys.forEach((value, index) => {
       if (index % every) return;
-      svg(chart, "text", { x: left - 8, y: EDGE.top + 14 + (index + 0.5) * cell, class: "right" }, short(value).slice(0, 20));
+      svg(chart, "text", { x: left - 8, y: EDGE.top + 14 + (index + 0.5) * cell, class: "right" }, cut(short(value), 20));
     });
     const middle = new Map(xs.map((value, index) => [value, left + (index + 0.5) * wide]));
     this.across(chart, xs, (value) => middle.get(value), bottom, across);

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple, TypeGuard
 
 from analysis.text import significant
+from analysis.units import parted
 
 Row = Mapping[str, Any]
 NONE = "–"
 
 
-class Unit(NamedTuple):
-    """What a figure is shown in: the ending of its key, the unit, and how many make one of the key's."""
-
-    ending: str
-    name: str
-    per: float
-
-
-UNITS = (
-    Unit("_samples_per_s", "samples/s", 1),
-    Unit("_steps_per_s", "steps/s", 1),
-    Unit("_bytes_per_s", "GB/s", 1e-9),
-    Unit("_flops_per_s", "TFLOP/s", 1e-12),
-    Unit("_per_s", "per s", 1),
-    Unit("_bytes", "GiB", 2**-30),
-    Unit("_s", "ms", 1e3),
-    Unit("_share", "%", 100),
-)
+SHOWN_IN = ("GB/s", "ms")
+"""Units of tables; a figure that can be shown in neither has the largest of its units."""
 
 
 class Column(NamedTuple):
@@ -47,11 +33,12 @@ class Column(NamedTuple):
 
 def column(key: str, title: str = "") -> Column:
     """The column of a key that ends in its unit, as those of `analysis.result` do."""
-    for unit in UNITS:
-        if f"_{key}".endswith(unit.ending):
-            words = f"_{key}"[: -len(unit.ending)].strip("_")
-            return Column(key, title or words.replace("_", " ") or unit.name, unit.name, unit.per)
-    return Column(key, title or key.replace("_", " "))
+    name, units = parted(key)
+    words = name.replace("_", " ").strip()
+    if not units:
+        return Column(key, title or words)
+    unit = next((unit for unit in SHOWN_IN if unit in units), next(iter(units)))
+    return Column(key, title or words or unit, unit, 1 / units[unit])
 
 
 def table(columns: Sequence[Column], rows: Iterable[Row], caption: str) -> str:
@@ -86,7 +73,12 @@ def _cells(columns: Sequence[Column], figures: Sequence[bool], row: Row) -> Iter
         if each.signed:
             kind += " close" if abs(value) <= CLOSE else " off" if abs(value) <= OFF else " far"
             text = f"{100 * value:+.1f}" if abs(value) >= LEAST else "0.0"
-        yield f'<td class="{kind}" data-value="{float(value)!r}">{text}</td>'
+        yield f'<td class="{kind}" data-value="{_sorted_by(value)}">{text}</td>'
+
+
+def _sorted_by(value: float) -> str:
+    """The figure as a script reads it."""
+    return "Infinity" if math.isinf(value) else repr(float(value))
 
 
 LEAST, CLOSE, OFF = 0.0005, 0.08, 0.15
@@ -100,4 +92,6 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 def number(value: float) -> str:
     """Three digits; a whole number as it is."""
+    if math.isinf(value):
+        return "∞"
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else significant(value)

@@ -9,10 +9,10 @@ from typing import Any
 from analysis.report.tables import NONE, number
 from analysis.report.tracks import capacity_bytes
 from analysis.text import duration, percent, significant
+from analysis.units import UNITS
 from sim.trace import Trace
 
 Result = dict[str, Any]
-GIB = 2**30
 
 
 def sentences(trace: Trace, result: Result) -> list[str]:
@@ -67,11 +67,17 @@ def _memory(trace: Trace, result: Result) -> Iterator[str]:
     most = max(devices, key=lambda device: int(device["peak_memory_bytes"]))
     names = trace.header["devices"]
     capacity = capacity_bytes(trace, names.index(most["name"])) if most["name"] in names else None
-    of = f" of {significant(capacity / GIB)} GiB" if capacity else ""
+    of = f" of {_size(capacity)}" if capacity else ""
     at = f", reached in {most['peak_memory_op']}" if most["peak_memory_op"] else ""
     reserved = most.get("peak_reserved_bytes")
-    more = f"; its allocator reserved {significant(reserved / GIB)} GiB" if reserved else ""
-    yield f"Most memory is in use on {most['name']}: {significant(most['peak_memory_bytes'] / GIB)} GiB{of}{at}{more}."
+    more = f"; its allocator reserved {_size(reserved)}" if reserved else ""
+    yield f"Most memory is in use on {most['name']}: {_size(most['peak_memory_bytes'])}{of}{at}{more}."
+
+
+def _size(size_bytes: float) -> str:
+    """A size in the unit in which it reads well."""
+    unit, factor = next(((unit, each) for unit, each in UNITS["_bytes"].items() if size_bytes >= each), ("B", 1.0))
+    return f"{significant(size_bytes / factor)} {unit}"
 
 
 def _age(result: Result) -> Iterator[str]:
@@ -91,7 +97,7 @@ def tiles(result: Result) -> str:
         ("step time", duration(result["step_time_s"])),
         ("samples/s", NONE if rate is None else significant(rate)),
         ("bubble, of total time", NONE if bubble is None else percent(bubble)),
-        ("most memory in use", NONE if peak is None else f"{significant(peak / GIB)} GiB"),
+        ("most memory in use", NONE if peak is None else _size(peak)),
         ("model FLOPs utilization", NONE if used is None else percent(used)),
     )
     return '<dl class="tiles">' + "".join(f"<div><dt>{k}</dt><dd>{escape(v)}</dd></div>" for k, v in shown) + "</dl>\n"

@@ -31,7 +31,7 @@ def accept(plan: Plan, binding: Binding, oversubscribe: bool = False) -> Schedul
     if not isinstance(schedule, Schedule):
         raise UnsupportedPlan(f"the order of '{plan.method}' depends on time: use backend simulated")
     parts = schedule.shape.micro_batches * schedule.shape.replicas
-    reasons = [*_machine(), *_memory(binding), *_model(plan, binding, parts), *_training(plan)]
+    reasons = [*_machine(), *_memory(binding), *_model(plan, binding, parts), *_training(plan, binding)]
     if reasons := [*reasons, *_order(schedule, binding, oversubscribe)]:
         raise UnsupportedPlan("\n".join(reasons))
     return schedule
@@ -47,7 +47,12 @@ def accept_served(plan: Plan, binding: Binding, sleeping: bool) -> None:
     ------
     UnsupportedPlan : it does not; every reason at once, one a line.
     """
-    reasons = [*_machine("torch", "zmq"), *_memory(binding), *_training(plan), *_served(plan, binding, sleeping)]
+    reasons = [
+        *_machine("torch", "zmq"),
+        *_memory(binding),
+        *_training(plan, binding),
+        *_served(plan, binding, sleeping),
+    ]
     if not sleeping:
         reasons += _model(plan, binding, 1)
     if reasons:
@@ -101,7 +106,11 @@ def _model(plan: Plan, binding: Binding, parts: int) -> Iterator[str]:
         )
 
 
-def _training(plan: Plan) -> Iterator[str]:
+def _training(plan: Plan, binding: Binding) -> Iterator[str]:
+    if plan.training.zero:
+        yield "training.zero: is only simulated: every replica here holds all of its state"
+    if binding.cluster.tensor_parallel > 1:
+        yield "schedule.tensor_parallel: is only simulated: a process here has whole layers"
     if plan.training.dtype != "fp32":
         yield f"this backend computes in float32, which does not show {plan.training.dtype}: use fp32"
 

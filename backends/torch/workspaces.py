@@ -25,4 +25,4 @@ def columns(func: Any, args: tuple[Any, ...], result: Any) -> int:
     else:
         return 0
     assert isinstance(weight, Tensor)
-    return math.prod(weight.shape[1:]) * math.prod(leaving.shape[2:]) * weight.element_size()
+    return int(math.prod(weight.shape[1:]) * math.prod(leaving.shape[2:]) * weight.element_size())

@@ -23,13 +23,19 @@ def plan(
 ) -> None:
     """Find the best plan for a scenario's model on its cluster: schedule, stages, replicas, partition, checkpoints."""
     from scenarios import plan_command
+    from scenarios.plan_search import Options
     from scenarios.run_folder import to_json
 
     document = read_document(file, sets)
-    options = plan_command.Options(objective, max_staleness, top, jobs)  # type: ignore[arg-type]  # checked there
+    options = Options(objective, max_staleness, top, jobs)  # type: ignore[arg-type]  # checked there
     with progress_bar() as bar:
-        task = bar.add_task("candidates", total=None)
-        found = plan_command.plan(document, options, lambda done, total: bar.update(task, completed=done, total=total))
+        task = bar.add_task("making candidates", total=None)
+
+        def show(settled: int, of: int, fastest: float) -> None:
+            best = f"candidates settled, best so far {fastest:.4g} samples/s"
+            bar.update(task, completed=settled, total=of, description=best)
+
+        found = plan_command.plan(document, options, show)
     table = render(plan_command.COLUMNS, plan_command.rows(found)) + plan_command.summary(found)
     if out is not None:
         plan_command.write(out, document, found, table)
@@ -57,4 +63,4 @@ def explain(
         typer.echo(render(explain_command.COLUMNS, explain_command.rows(each)), nl=False)
         if each["sensitivities"]:
             shown = explain_command.sensitivity_rows(each)
-            typer.echo(render(explain_command.SENSITIVITY_COLUMNS, shown), nl=False)
+            typer.echo(render(explain_command.sensitivity_columns(each), shown), nl=False)

@@ -29,9 +29,7 @@ def report(
 
     if format is not None and figures is None:
         raise ScenarioError("--format has no influence without --figures DIR")
-    found = report_command.write(folder, out)
-    if figures is not None:
-        found["figures"] = report_command.draw(folder, figures, format or "svg")
+    found = report_command.write(folder, out, figures, format or "svg")
     if json:
         typer.echo(to_json(found), nl=False)
         return

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.binding import Binding, Cost, ring_share
+from sim.binding import Binding, Cost
 from sim.costs import per_op
 from sim.engine import faults
 from sim.engine.actors import Actors, rank
@@ -68,7 +68,7 @@ class Scene:
         size = binding.payload_bytes[Cost(op.kind, op.stage, op.part)]
         if op.kind is OpKind.ALL_REDUCE:
             routes = binding.ring_hops(members)
-            payload = Payload(routes, ring_share(size, len(members)), binding.ring_latency_s(members))
+            payload = Payload(routes, binding.ring_bytes(size, members), binding.ring_latency_s(members))
         else:
             route = binding.route(source, target)
             window = binding.conditions.windows.get((source, target))

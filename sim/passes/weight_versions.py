@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -97,6 +98,16 @@ def prediction_distances(schedule: Schedule, predict: Predict = "spectrain") -> 
     """How far each stage predicts, from the unit-slot run of a schedule with a steady state in its middle third."""
     start, end = (column.astype(np.float64) for column in unit_slots(schedule))
     return distances_at(schedule.shape, schedule.ops, start, end, predict)
+
+
+def mini_batches_to_measure(shape: Shape) -> int:
+    """Mini-batches of a run whose middle third is steady: six times what fills it, up to 2N micro-batches in flight.
+
+    A multiple of the rounds after which all replicas have had equally many.
+    """
+    enough = 6 * (1 + -(-2 * shape.stages // shape.micro_batches))
+    period = math.lcm(*shape.rounds)
+    return -(-enough // period) * period
 
 
 def distances_at(

@@ -101,7 +101,9 @@ def test_a_module_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
     monkeypatch.chdir(tmp_path)
     found = profile_command.profile("mine:net", {**OPTIONS, "input": "6"})
-    assert [layer["parameters"] for layer in found["model"]["layers"]] == ["84 B", "0 B", "32 B"]
-    assert found["model"]["input"] == f"{4 * 6 * 4} B"
+    profile_command.write(tmp_path / "mine.yaml", found)
+    file = measured.read_model(tmp_path / "mine.yaml")
+    assert [layer.parameters for layer in file.layers] == [84, 0, 32]
+    assert (file.name, file.batch, file.input) == ("mine:net", 4, 4 * 6 * 4)
     with pytest.raises(ScenarioError, match="mine:nett"):
         profile_command.profile("mine:nett", {**OPTIONS, "input": "6"})

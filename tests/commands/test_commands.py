@@ -232,9 +232,6 @@ def test_help_imports_nothing_heavy() -> None:
 def test_another_sim_is_told(tmp_path: Path) -> None:
     (tmp_path / "sim").mkdir()
     (tmp_path / "sim" / "__init__.py").write_text("")
-    (tmp_path / "sim" / "errors.py").write_text(
-        "class TwinrailError(Exception): pass\nclass ScenarioError(TwinrailError): pass\n"
-    )
     paths = [str(tmp_path), str(ROOT)]
     code = f"import sys; sys.path[:0] = {paths!r}\nfrom scenarios.command_line import main; main()"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=tmp_path)

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import os
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,11 @@ from typer.testing import CliRunner, Result
 import sim
 from scenarios import results_table, sweep_engines, sweep_row, sweep_work
 from scenarios.command_line import app
+from scenarios.load import parse_text
+from scenarios.points import expand
+from scenarios.sweep_work import Task, run_task
 from sim.errors import BackendFailure, TwinrailError
+from tests.commands.conftest import rows
 
 BASE = """\
 name: swept
@@ -43,14 +46,6 @@ sweep:
 
 def twinrail(*arguments: str, text: str = BASE) -> Result:
     return CliRunner().invoke(app, list(arguments), input=text)
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    database = sqlite3.connect(folder / "results.sqlite")
-    database.row_factory = sqlite3.Row
-    found = [dict(row) for row in database.execute("SELECT * FROM points ORDER BY point")]
-    database.close()
-    return found
 
 
 def test_each_row_equals_a_run_of_its_point(tmp_path: Path) -> None:
@@ -95,10 +90,6 @@ def test_rows_are_the_same_in_processes(tmp_path: Path) -> None:
     backend=st.sampled_from(["simulated", "longest_path"]),
 )
 def test_columns_equal_points_run_alone(names: list[str], forwards: list[int], kind: str, backend: str) -> None:
-    from scenarios.load import parse_text
-    from scenarios.points import expand
-    from scenarios.sweep_work import Task, run_task
-
     backend = "simulated" if kind in ("fifo", "fair_share") else backend
     counted, rest = ("gpipe", "one_f_one_b", "zb_h1"), "backward: 2 ms, activation: 1 MB, parameters: 8 MB"
     points = [
@@ -115,6 +106,31 @@ def test_columns_equal_points_run_alone(names: list[str], forwards: list[int], k
     alone = [run_task(Task(expansion.base, "x", (each,), False, {}, sim.VERSION))[0][0] for each in reversed(numbered)]
     assert together == alone[::-1]
     assert not any(done.error for done in together)
+
+
+@settings(max_examples=4)
+@given(
+    methods=st.lists(st.sampled_from(["gpipe", "one_f_one_b", "zb_h1"]), min_size=1, max_size=2, unique=True),
+    batches=st.lists(st.integers(1, 99), min_size=2, max_size=2, unique=True),
+    kind=st.sampled_from(["latency", "in_order"]),
+    checkpoint=st.booleans(),
+)
+def test_columns_equal_runs_of_each_point(methods: list[str], batches: list[int], kind: str, checkpoint: bool) -> None:
+    text = BASE.replace("in_order", kind) + "memory: {checkpoint: {method: sqrt_n}}\n" * checkpoint
+    expansion = expand(
+        parse_text(f"{text}sweep: {{grid: {{schedule.name: {methods}, model.batch_size: {batches}}}}}\n", "x.yaml")
+    )
+    numbered = tuple(enumerate(expansion.changes()))
+    found, _ = run_task(Task(expansion.base, "swept", numbered, True, {}, sim.VERSION))
+    for done in found:
+        assert done.result is not None
+        overrides = done.result["overrides"]
+        sets = [word for path, value in overrides.items() for word in ("--set", f"{path}={value}")]
+        ran = json.loads(twinrail("run", "-", *sets, "--json", text=text).stdout)
+        ran |= {"name": done.name, "overrides": overrides}
+        assert json.loads(json.dumps(done.result)) == ran
+        assert done.figures == sweep_row.scalars(ran)
+    assert len(found) == len(methods) * len(batches)
 
 
 def test_a_failing_point_is_a_row_and_the_others_go_on(tmp_path: Path) -> None:

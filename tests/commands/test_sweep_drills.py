@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.commands.conftest import rows
+
 ROOT = Path(__file__).parents[2]
 CODE = "from scenarios.command_line import main; main()"
 KILLS = 20
@@ -50,14 +52,6 @@ def scenario(folder: Path, text: str) -> Path:
     folder.mkdir()
     (folder / "scenario.yaml").write_text(text)
     return folder
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    database = sqlite3.connect(folder / "results.sqlite")
-    database.row_factory = sqlite3.Row
-    found = [dict(row) for row in database.execute("SELECT * FROM points ORDER BY point")]
-    database.close()
-    return found
 
 
 @pytest.mark.slow

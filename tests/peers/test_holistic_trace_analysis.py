@@ -65,7 +65,7 @@ def test_hta_finds_our_breakdown(trace: Trace, tmp_path: Path) -> None:
     used, own = usage.compute(trace), breakdown.compute(trace).devices
     assert len(found) == len(own)
     for (_, row), device, spent in zip(found.iterrows(), used.accelerators, own, strict=True):
-        active = used.active(device)
+        active = used.active[device]
         span_s = float(active.end_s[-1] - active.start_s[0])
         idle_s = spent.idle_s - (trace.makespan_s - span_s)
         ours = np.array([idle_s, spent.compute_s, spent.communication_s])

@@ -167,6 +167,15 @@ def test_the_graph_is_checked_by_running_again(tmp_path: Path) -> None:
     assert sum(each["share"] for each in point["shares"]) == 1
 
 
+def test_latency_and_bytes_of_transfers_are_told_apart(tmp_path: Path) -> None:
+    """2 MB at 900 MB/s behind 50 µs, op by op."""
+    spent = dict.fromkeys(("latency", "transfer"), 0.0)
+    for each in run(WRITTEN, tmp_path)["run_shares"]:
+        if each["cause"] in spent:
+            spent[each["cause"]] += each["seconds"]
+    assert spent["latency"] / spent["transfer"] == pytest.approx(50e-6 / (2e6 / 900e6))
+
+
 def test_where_links_are_shared_only_runs_tell(tmp_path: Path) -> None:
     point = run(WRITTEN, tmp_path, "cluster.link.kind=fair_share", "memory.capacity=1 GB")
     assert "fair_share" in point["notes"][0]

@@ -10,7 +10,7 @@ import pytest
 from scenarios import plan_command
 from scenarios.document import Document
 from scenarios.load import apply_sets, dump, parse_text
-from scenarios.plan_command import Options, Refused
+from scenarios.plan_search import OBJECTIVES, Bounded, Options, Refused, bounded, refined, simulate
 from scenarios.plan_space import Space
 from scenarios.planned import Planned
 from scenarios.schema import parse
@@ -44,6 +44,9 @@ def instance(seed: int) -> Document:
         nodes = [{"name": f"gpu{k}", "kind": "gpu"} for k in range(devices)]
         links = [{"between": [node["name"], "switch"], **link} for node in nodes]
         cluster = {"nodes": [*nodes, {"name": "switch", "kind": "switch"}], "links": links}
+    gain = random.Random(-seed).choice([None, 1.0, 1.5])  # of lanes that share a GPU, else exclusive
+    cluster |= {"concurrency": {"shared": gain}} if gain and "nodes" not in cluster else {}
+    cluster |= {"cores": 2} if random.Random(-seed).random() < 0.2 and "nodes" not in cluster and not p40 else {}
     methods = draw.sample([name for name in PLANNERS if name not in ("parameter_server", "split_2018")], 5)
     data: dict[str, Any] = {
         "name": f"instance {seed}",
@@ -61,17 +64,21 @@ def instance(seed: int) -> Document:
 def test_no_simulated_plan_beats_its_bounds(seed: int) -> None:
     """Of what does not fit, memory can only be bounded: it is tried without a limit."""
     document, planned = apply_sets(instance(seed), ["memory.capacity=1 TB"]), Planned()
-    simulated = 0
+    simulated, orders = 0, dict[str, list[Bounded]]()
     for number, choice in enumerate(Space(parse(document, PLANNERS), document).choices()):
-        bounded = plan_command.bounded(number, choice, Options())
-        found = plan_command.simulate(document, planned, choice.overrides)
-        if isinstance(found, Refused):
-            continue
-        simulated += 1
-        assert not bounded.short_of
-        assert found["samples_per_s"] <= -bounded.best.slowness * (1 + ROUNDING), choice.overrides
-        assert found["peak_memory_bytes"] >= bounded.best.peak_bytes, choice.overrides
-        assert found["staleness"] >= bounded.best.staleness, choice.overrides
+        orders.setdefault(choice.order or str(number), []).append(bounded(number, choice, Options()))
+    for order, group in orders.items():
+        outcomes = [simulate(document, planned, each.overrides) for each in group]
+        tighter = refined(document, planned, group, Options()) if not order.isdigit() else group
+        for each, more, found in zip(group, tighter, outcomes, strict=True):
+            if isinstance(found, Refused):
+                continue
+            simulated += 1
+            assert not more.short_of
+            assert each.best.no_worse(more.best)
+            assert found["samples_per_s"] <= -more.best.slowness * (1 + ROUNDING), more.overrides
+            assert found["peak_memory_bytes"] >= more.best.peak_bytes, more.overrides
+            assert found["staleness"] >= more.best.staleness, more.overrides
     assert simulated
 
 
@@ -97,7 +104,7 @@ def test_equal_to_trying_everything(seeds: range) -> None:
     pruned = 0
     for seed in seeds:
         document = instance(seed)
-        objective = plan_command.OBJECTIVES[seed % 3]
+        objective = OBJECTIVES[seed % 3]
         limit = None if seed % 4 else 1
         found, everything = (
             outcome(document, Options(objective, limit, top=3, prune=prune)) for prune in (True, False)
@@ -107,7 +114,7 @@ def test_equal_to_trying_everything(seeds: range) -> None:
             continue
         for key in ("best", "runners_up", "pareto"):
             assert values(found, key) == values(everything, key), (seed, key)
-        assert everything["simulated"] == everything["searched"] == found["searched"]
-        assert found["searched"] == found["simulated"] + sum(found["pruned"].values())
+        assert everything["searched"] == everything["simulated"] + everything["refused"] == found["searched"]
+        assert found["searched"] == found["simulated"] + found["refused"] + sum(found["pruned"].values())
         pruned += found["searched"] - found["simulated"]
     assert pruned

@@ -289,6 +289,25 @@ def test_a_point_that_failed_is_a_row_with_its_error(tmp_path: Path, trace: Trac
     assert page.sweep is not None
     assert [row.get("error") for row in page.sweep.rows] == [None, "out of memory"]
     assert page.sweep.columns[-1].key == "error"
+    assert page.summary == "1 of 2 points failed. broken: out of memory."
+
+
+def test_traces_of_an_older_run_are_left_out(tmp_path: Path, trace: Trace) -> None:
+    found = [result.compute(trace, "s", "fine"), {"name": "broken", "error": "out of memory"}]
+    (tmp_path / "result.json").write_text(run_folder.to_json(found), "utf-8")
+    (tmp_path / "traces").mkdir()
+    for name in ("01-fine", "01-other", "02-broken", "03-fine"):
+        trace.save(tmp_path / "traces" / f"{name}.npz")
+    assert [point.name for point in report_command.read(tmp_path).points] == ["fine"]
+
+
+def test_a_link_without_a_limit_is_shown_as_such(tmp_path: Path, trace: Trace) -> None:
+    endless = [{**link, "kind": "latency", "bytes_per_s": float("inf")} for link in trace.header["links"]]
+    found = result.compute(trace, "s", "fine")
+    (tmp_path / "result.json").write_text(run_folder.to_json([found]), "utf-8")
+    (tmp_path / "traces").mkdir()
+    replace(trace, header={**trace.header, "links": endless}).save(tmp_path / "traces" / "01-fine.npz")
+    assert '<td class="figure" data-value="Infinity">∞</td>' in _render(tmp_path)
 
 
 def test_a_large_sweep_lists_the_best_and_plots_all() -> None:
@@ -339,7 +358,8 @@ def test_a_validation_of_servers_shows_every_cell(tmp_path: Path, trace: Trace) 
     data = json.loads(Tags(_render(tmp_path)).scripts["data"])
     assert [row["measured_steps_per_s"] for row in data["sweep"]["rows"]] == [2.0, 4.0]
     assert [point["name"] for point in data["points"]] == ["1 workers"]
-    assert "throughput.svg" in report_command.draw(tmp_path, tmp_path / "figures", "svg")
+    assert "Simulation is off by 5.0 % in the median, by at most 5.0 %, over 2 points." in Tags(_render(tmp_path)).text
+    assert "throughput.svg" in report_command.write(tmp_path, None, tmp_path / "figures")["figures"]
     assert server_validation.COLUMNS  # the folder's other reader
 
 
@@ -415,8 +435,8 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", ["svg", "pdf", "png"])
 def test_figures_are_the_same_bytes_again(folder: Path, tmp_path: Path, ending: str) -> None:
-    names = report_command.draw(folder, tmp_path / "a", ending)
-    assert report_command.draw(folder, tmp_path / "b", ending) == names
+    names = report_command.write(folder, None, tmp_path / "a", ending)["figures"]
+    assert report_command.write(folder, None, tmp_path / "b", ending)["figures"] == names
     assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in names)
 
 

@@ -97,7 +97,7 @@ BAD: dict[str, Bad] = {
     "zero micro-batches": ("ro_batches: 8", "ro_batches: 0", 24, "schedule.micro_batches", "at least 1, got 0", None),
     "too many stages": ("stages: 2", "stages: 3", 23, "schedule.stages", "3 stages on 2 devices", "use 1 to 2 stages"),
     "unknown model": ("  uniform:", "  name: mlpp\n  q:", 3, "model.name", "unknown model 'mlpp'", "'mlp'"),
-    "two models": ("  uniform:", "  name: vgg16\n  uniform:", 2, "model", "exactly one of name, profile, layers", None),
+    "two models": ("  uniform:", "  name: vgg16\n  uniform:", 2, "model", "exactly one of name, profile, file, layers", None),
     "half a backward": ("backward:", "backward_input:", 3, "model.uniform.backward_weight", "goes with", None),
     "stray companion": ("  batch_size", "  input: 1 MB\n  batch_size", 8, "model.input", "belongs with layers", None),
     "cuts for other stages": ("[3]", "[3, 5]", 27, "partition.cuts", "2 cuts make 3 stages, schedule.stages is", None),

@@ -14,7 +14,7 @@ from scenarios.command_line import app
 from scenarios.document import Document
 from scenarios.load import apply_sets, parse_text
 from scenarios.pipedream import read_graph
-from scenarios.plan_command import Options, Refused
+from scenarios.plan_search import Options, Refused, simulate
 from scenarios.planned import Planned
 from sim import pipedream_partitioner
 from sim.antichains import chain_states
@@ -68,7 +68,7 @@ def test_better_where_memory_binds(capacity: str) -> None:
     """PipeDream's 3-1 of vgg16 takes 14 GB a GPU. What its partitioner finds within less is slower, or does not fit."""
     document = apply_sets(parse_text(pipedreams("vgg16", 128), "measured.yaml"), [f"memory.capacity={capacity}"])
     limit = float(capacity.split()[0]) * 1e9
-    assert isinstance(plan_command.simulate(document, Planned(), {}), Refused)
+    assert isinstance(simulate(document, Planned(), {}), Refused)
     theirs = within(limit, document)
     found = plan_command.plan(document, Options(top=1))
     assert "out of memory" in found["baseline"]["error"]
@@ -87,7 +87,7 @@ def within(limit: float, document: Document) -> dict[str, Any] | Refused:
         return Refused("memory", str(error))
     schedule = {"name": "pipedream", "stages": len(stages), "replicas": [stage.replicas for stage in stages]}
     cuts = {"partition": {"cuts": [stage.first for stage in stages[1:]]}} if len(stages) > 1 else {}
-    return plan_command.simulate(document, Planned(), {"schedule": schedule, **cuts})
+    return simulate(document, Planned(), {"schedule": schedule, **cuts})
 
 
 def twinrail(*arguments: str) -> Any:
@@ -107,6 +107,19 @@ def test_the_winner_is_a_scenario_that_runs_with_the_same_figures(tmp_path: Path
     for key in ("samples_per_s", "step_time_s", "why"):
         assert again[key] == best[key]
     assert max(device["peak_memory_bytes"] for device in again["devices"]) == best["peak_memory_bytes"]
+
+
+def test_the_winner_finds_the_files_of_its_scenario_from_anywhere(tmp_path: Path) -> None:
+    (tmp_path / "two.yaml").write_text(
+        "name: two\nsource: made up\nnodes: [{name: a, kind: gpu}, {name: b, kind: gpu}]\n"
+        "links: [{between: [a, b], kind: in_order, bandwidth: 1 GB/s}]\n"
+    )
+    file = tmp_path / "small.yaml"
+    file.write_text(SMALL.replace("{devices: 2, link: {kind: fifo, bandwidth: 1 GB/s}}", "{file: two.yaml}"))
+    answer = twinrail("plan", str(file), "--out", str(tmp_path / "deep" / "best"))
+    assert answer.exit_code == 0, answer.stderr
+    again = twinrail("run", str(tmp_path / "deep" / "best" / "scenario.yaml"), "--json")
+    assert again.exit_code == 0, again.stderr
 
 
 def test_jobs_change_nothing() -> None:
@@ -163,5 +176,5 @@ def test_wrong_options_come_all_at_once() -> None:
 
 
 def test_where_nothing_fits_it_says_what_was_tried() -> None:
-    with pytest.raises(InfeasibleBudget, match="no plan fits: memory"):
+    with pytest.raises(InfeasibleBudget, match=r"no plan fits: \d+ need more memory"):
         plan_command.plan(apply_sets(parse_text(SMALL, "small.yaml"), ["memory.capacity=1 MB"]), Options())

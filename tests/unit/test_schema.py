@@ -266,7 +266,8 @@ def test_schedule_keys_are_the_planner_s_parameters() -> None:
     assert wrong(timline="x") == [
         "schedule.timline: unknown key 'timline' of schedule 'p' (did you mean 'timeline'?)",
     ]
-    assert wrong(buckets=3)[0].endswith("(known: stages, micro_batches, timeline, sizes, jitter, weights, predict)")
+    known = ("stages", "micro_batches", "timeline", "sizes", "jitter", "weights", "predict", "tensor_parallel")
+    assert wrong(buckets=3)[0].endswith(f"(known: {', '.join(known)})")
     assert wrong(timeline="alternate") == [
         "schedule.timeline: expected one of concurrent, alternating, got 'alternate' (did you mean 'alternating'?)"
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -325,3 +326,19 @@ def test_the_histogram_counts_every_pass(simulate: Any) -> None:
         mine = measured.staleness[trace.ops["kind"] == kind]
         assert side.histogram == {int(age): int((mine == age).sum()) for age in np.unique(mine)}
         assert side.mean == pytest.approx(sum(age * count for age, count in side.histogram.items()) / len(mine))
+
+
+METHODS = [pipedream.plan, pipedream_2bw.plan, dualpipe_2018.plan, partial(dualpipe_2018.plan, timeline="alternating")]
+
+
+@pytest.mark.parametrize("plan", METHODS)
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 1), (2, 3), (3, 4), (4, 1), (4, 4), (8, 8)])
+def test_a_run_that_is_just_long_enough_tells_the_distances_of_a_long_one(
+    plan: Any, stages: int, micro_batches: int
+) -> None:
+    if plan is pipedream_2bw.plan and micro_batches < stages:
+        pytest.skip("2BW needs as many micro-batches as stages")
+    long = plan(stages, micro_batches, 16 * stages)
+    short = plan(stages, micro_batches, weight_versions.mini_batches_to_measure(long.shape))
+    for method in ("spectrain", "xpipe", "pipeoptim", "pipemare"):
+        assert prediction_distances(short, method) == prediction_distances(long, method)
