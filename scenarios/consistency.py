@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_origin
 
 from pydantic import ConfigDict, Strict, TypeAdapter, ValidationError
 
-from scenarios.document import Document, KeyPath
+from scenarios.document import NAMED_FILES, Document, KeyPath
 from scenarios.load import Kind, load_document, nearest_file, shipped
 from scenarios.quantities import shown
 from scenarios.server_consistency import METHOD, has_servers, servers_at_odds
@@ -55,14 +55,8 @@ def at_odds(document: Document, planners: Planners | None) -> Iterator[Wrong]:
     yield from _names(model, cluster)
     yield from _links_of_devices(cluster)
     yield from graph_at_odds(cluster, ("cluster",))
-    for path, what in (
-        (("model", "profile"), "a PipeDream profile"),
-        (("model", "file"), "a model of twinrail profile or twinrail import"),
-        (("model", "huggingface"), "the config.json of a Hugging Face model"),
-        (("schedule", "csv"), "a schedule in CSV"),
-        (("cluster", "file"), "a cluster of twinrail import"),
-    ):
-        yield from _file(_mapping(data.get(path[0])).get(path[1]), path, document, what)
+    for path, what in NAMED_FILES.items():
+        yield from _file(_at(data, path), path, document, what)
     if "csv" in schedule and "name" not in schedule:
         yield from _keys_of_file(schedule)
     yield from _allocator(_mapping(data.get("memory")))
@@ -76,6 +70,12 @@ def at_odds(document: Document, planners: Planners | None) -> Iterator[Wrong]:
 
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _at(data: Any, path: KeyPath) -> Any:
+    for key in path:
+        data = _mapping(data).get(str(key))
+    return data
 
 
 def _mappings(value: Any) -> list[tuple[int, dict[str, Any]]]:

@@ -35,6 +35,19 @@ ALTERNATIVES: Mapping[str, tuple[tuple[str, ...], ...]] = {
 """Keys of which exactly one group may stand in the mapping of that name: setting one removes the other groups."""
 SHORT_FORMS: Mapping[str, str] = {"cluster": "preset", "partition": "method"}
 """Mappings that may be written as one word, which stands for the value of this key of theirs."""
+_TIMES = "a file of measured times, one a line"
+NAMED_FILES: Mapping[KeyPath, str] = {
+    ("model", "profile"): "a PipeDream profile",
+    ("model", "file"): "a model of twinrail profile or twinrail import",
+    ("model", "measured"): "a profile of twinrail profile",
+    ("model", "huggingface"): "the config.json of a Hugging Face model",
+    ("schedule", "csv"): "a schedule in CSV",
+    ("cluster", "file"): "a cluster of twinrail import",
+    ("jitter", "compute", "empirical"): _TIMES,
+    ("jitter", "communication", "empirical"): _TIMES,
+    ("jitter", "apply", "empirical"): _TIMES,
+}
+"""Where a scenario may name a file, from the folder of the file that says so, and what that is."""
 
 
 class Place(NamedTuple):
@@ -43,6 +56,11 @@ class Place(NamedTuple):
     file: str | None
     line: int | None
     path: str | None = None
+
+    @property
+    def folder(self) -> Path:
+        """What a file name written here is relative to: the file's folder, or the current one for ``--set``."""
+        return Path(self.file).parent if self.file and self.file != "<stdin>" else Path()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +142,12 @@ class Document:
         return self.fault(fault.path, fault.message, fault.suggestion)
 
     def directory(self, path: KeyPath | str) -> Path:
-        """What a file name written at ``path`` is relative to: the file's folder, or the current one for ``--set``."""
-        file = self.place(split(path) if isinstance(path, str) else path).file
-        return Path(file).parent if file and file != "<stdin>" else Path()
+        """What a file name written at ``path`` is relative to: see `Place.folder`."""
+        return self.place(split(path) if isinstance(path, str) else path).folder
+
+    def with_full_paths(self) -> Document:
+        """The same with every file that it names by its full path, so that it means the same in any folder."""
+        return replace(self, root=_with_full_paths(self.root, ()))
 
 
 def dotted(path: Sequence[str | int]) -> str:
@@ -173,6 +194,18 @@ def written_out(document: Document) -> Document:
         for key, node in _children(document.root, "").items()
     }
     return replace(document, root=replace(document.root, value=parts))
+
+
+def _with_full_paths(node: Node, path: tuple[str, ...]) -> Node:
+    """``path``: the keys to a node, dotted ones of a sweep's axes in parts, without indices."""
+    if isinstance(node.value, dict):
+        parts = {key: _with_full_paths(child, (*path, *key.split("."))) for key, child in node.value.items()}
+        return Node(parts, node.place)
+    if isinstance(node.value, list):
+        return Node([_with_full_paths(item, path) for item in node.value], node.place)
+    if isinstance(node.value, str) and any(path[-len(named) :] == named for named in NAMED_FILES):
+        return Node(str((node.place.folder / node.value).resolve()), node.place)
+    return node
 
 
 def _children(node: Node, name: str) -> dict[str, Node]:

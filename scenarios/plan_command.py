@@ -117,20 +117,9 @@ def _short(value: object) -> str:
     return "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-FILES = ("cluster.file", "model.file", "model.huggingface", "model.measured", "model.profile")
-"""Values of a scenario that are paths, from the folder of the file that says so."""
-
-
 def winner(document: Document, found: Mapping[str, Any]) -> str:
     """The best plan as a scenario file, which names its other files by full path."""
-    best = with_overrides(document, found["best"]["overrides"])
-    full = {}
-    for path in FILES:
-        section, key = path.split(".")
-        given = best.data[section]
-        if isinstance(given, Mapping) and given.get(key) is not None:
-            full[path] = str((document.directory(path) / given[key]).resolve())
-    return dump(with_overrides(best, full).data)
+    return dump(with_overrides(document, found["best"]["overrides"]).with_full_paths().data)
 
 
 def write(folder: Path, document: Document, found: Mapping[str, Any], table: str) -> None:

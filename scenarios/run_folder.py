@@ -142,7 +142,7 @@ def write(folder: Path, document: Document, outcomes: Sequence[Outcome], table: 
 
 def write_scenario(folder: Path, document: Document) -> None:
     """Write the resolved scenario into a run folder."""
-    (folder / "scenario.yaml").write_text(dump(document.data), encoding="utf-8")
+    (folder / "scenario.yaml").write_text(dump(document.with_full_paths().data), encoding="utf-8")
 
 
 def trace_file(folder: Path, number: int, name: str) -> Path:

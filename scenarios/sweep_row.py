@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import sim
-from scenarios.document import Document, dotted
+from scenarios.document import NAMED_FILES, Document, KeyPath, dotted
 from scenarios.schema import Scenario
 from scenarios.sweep_values import in_si
 
@@ -18,18 +18,6 @@ Scalar = int | float | str | None
 
 NOT_SCALAR = ("overrides", "provenance", "histogram")
 """Parts of a result whose keys differ from point to point, or that say how it came about."""
-NAMED_FILES = (
-    "model.measured",
-    "model.profile",
-    "model.file",
-    "model.huggingface",
-    "cluster.file",
-    "schedule.csv",
-    "jitter.compute.empirical",
-    "jitter.communication.empirical",
-    "jitter.apply.empirical",
-)
-"""Where a scenario may name a file: what stands in it belongs to the point."""
 _LARGEST = 2**63
 
 
@@ -38,14 +26,14 @@ def key_of(scenario: Scenario, document: Document, name: str, served: Mapping[st
     digest = blake2b(sim.VERSION.encode(), digest_size=16)
     for text in (name, repr(sorted(served.items())), scenario.model_dump_json(exclude={"sweep"})):
         digest.update(b"\0" + text.encode())
-    for path in NAMED_FILES:
+    for path in NAMED_FILES:  # what stands in them belongs to the point
         if isinstance(file := _at(scenario, path), str):
             digest.update(b"\0" + _digest_of(document.directory(path) / file))
     return digest.hexdigest()
 
 
-def _at(section: Any, path: str) -> Any:
-    return reduce(lambda value, key: getattr(value, key, None), path.split("."), section)
+def _at(section: Any, path: KeyPath) -> Any:
+    return reduce(lambda value, key: getattr(value, str(key), None), path, section)
 
 
 def _digest_of(file: Path) -> bytes:

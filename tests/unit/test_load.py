@@ -223,6 +223,29 @@ def test_file_names_are_relative_to_what_names_them(tmp_path: Path) -> None:
     assert apply_sets(document, ["model.profile=graph.txt"]).directory("model.profile") == Path()
 
 
+def test_full_paths_mean_the_same_in_any_folder(tmp_path: Path) -> None:
+    """Of files that are named at their place, in a point, on an axis or by --set; nothing else changes."""
+    text = """
+name: profile
+model: {profile: a/graph.txt, batch_size: 4}
+jitter: {compute: {empirical: times.txt}, apply: {empirical: [1.0, 2.0]}}
+sweep:
+  points: [{schedule: {csv: one.csv}}, {model.profile: ../b.txt, name: b.txt}]
+  grid: {cluster.file: [rack.yaml, /etc/rack.yaml]}
+"""
+    (tmp_path / "scenario.yaml").write_text(text)
+    document = load_document(str(tmp_path / "scenario.yaml"))
+    full = apply_sets(document, ["model.measured=mine.yaml"]).with_full_paths().data
+    assert full["name"] == "profile"
+    assert full["model"]["measured"] == str(Path("mine.yaml").resolve())
+    assert full["jitter"] == {"compute": {"empirical": f"{tmp_path}/times.txt"}, "apply": {"empirical": [1.0, 2.0]}}
+    first, second = full["sweep"]["points"]
+    assert first == {"schedule": {"csv": f"{tmp_path}/one.csv"}}
+    assert second == {"model.profile": f"{tmp_path.parent}/b.txt", "name": "b.txt"}
+    assert full["sweep"]["grid"]["cluster.file"] == [f"{tmp_path}/rack.yaml", "/etc/rack.yaml"]
+    assert document.with_full_paths().data["model"]["profile"] == f"{tmp_path}/a/graph.txt"
+
+
 BASE = parse_text(
     """\
 name: example
