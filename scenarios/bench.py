@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from backends.torch.job import ONE_STEP, Order, Part
 from scenarios import measured, profile_command
 from scenarios.architecture import shipped_architecture
 from scenarios.compose import Composed
 from scenarios.profiles import shipped_table
 from sim.errors import UnsupportedPlan
-from sim.ops import OpKind
+from sim.ops import BACKWARD_KINDS, OpKind
 from sim.schedule import Schedule
 from sim.training import Optimizer, Training
 
@@ -24,24 +24,32 @@ if TYPE_CHECKING:
     from backends.torch.ping_pong import Link
     from backends.torch.profiler import Profile
 
-STEPS = 10
-"""Training steps that each measuring of a profile times."""
+FORWARDS = 16
+"""Forward passes that each measuring of a profile times at least."""
+
+MOST_IN_ORDER = 8
+"""Micro-batches of a stage that are measured in order, at least a mini-batch."""
 
 
 class Subject(NamedTuple):
-    """What is measured: a model at a micro-batch under an optimizer, on so many processes at once.
+    """What is measured: a model at a micro-batch under an optimizer, a part of it by each process, all at once.
 
     ``sums``: the processes add up their gradients and pass nothing else, so their link is a ring's. ``overlaps``: a
-    forward and a backward run at once on a device. ``splits``: backwards are input gradient and weight gradient apart.
+    forward and a backward run at once on a device.
     """
 
     model: str
     samples: int
     optimizer: Optimizer
-    processes: int
+    parts: tuple[Part, ...]
     sums: bool
     overlaps: bool
-    splits: bool
+
+    @property
+    def uncut(self) -> Subject:
+        """The same while it is not known where to cut: every process runs all layers, a step at a time."""
+        last = len(shipped_table(self.model).layers) - 1
+        return self._replace(parts=((0, last, ONE_STEP),) * len(self.parts))
 
 
 class Bench:
@@ -58,9 +66,9 @@ class Bench:
         from backends.torch.profiler import profile_together
 
         architecture, how = shipped_architecture(subject.model), Training(subject.optimizer)
-        profile = profile_together(architecture, subject.samples, how, subject.processes, STEPS, self._device)
+        profile = profile_together(architecture, subject.samples, how, subject.parts, FORWARDS, self._device)
         self._profiles.setdefault(subject, []).append(profile)
-        sums = partial(ping_pong.measure_ring, subject.processes)
+        sums = partial(ping_pong.measure_ring, len(subject.parts))
         link = (sums if subject.sums else ping_pong.measure)(device=self._device)
         self._links.setdefault(subject, []).append(link)
 
@@ -69,15 +77,12 @@ class Bench:
         from backends.torch.profiler import merged
 
         found = merged(self._profiles[subject])
-        if subject.splits:
-            found = replace(found, layers=found.split)
         latency_s, bytes_per_s = np.median([link[:2] for link in self._links[subject]], axis=0).tolist()
         how = Training(subject.optimizer)
         content = profile_command.content(subject.model, subject.samples, how, found, shipped_table(subject.model))
         content["link"] = {"latency": f"{latency_s:.6g} s", "bandwidth": f"{bytes_per_s:.6g} B/s"}
-        kinds = {"ring": subject.sums, "overlapped": subject.overlaps, "split": subject.splits}
-        parts = [*subject[:4], *(kind for kind, applies in kinds.items() if applies)]
-        file = self._folder / f"{'-'.join(map(str, parts))}.yaml"
+        number = 1 + [*self._profiles].index(subject)
+        file = self._folder / f"profile-{number}-{subject.model}-{subject.samples}.yaml"
         measured.write(file, content)
         link = {f"cluster.link.{key}": value for key, value in content["link"].items()}
         gain = {"cluster.concurrency": f"{{shared: {found.overlap_gain}}}"} if subject.overlaps else {}
@@ -97,8 +102,33 @@ def subject_of(composed: Composed, model: str) -> Subject:
     shape, ops = plan.work.shape, plan.work.ops
     samples = int(binding.samples) // (shape.micro_batches * shape.replicas)
     computing = [lane.device for lane in plan.work.lanes if lane.computes]
-    processes, overlaps = len({*computing}), len({*computing}) < len(computing)
     travels = (ops["target"] >= 0) & (ops["source"] != ops["target"])
     sums = bool((ops["kind"] == OpKind.ALL_REDUCE).any()) and not travels.any()
-    splits = bool((ops["kind"] == OpKind.BACKWARD_WEIGHT).any())
-    return Subject(model, samples, plan.training.optimizer, processes, sums, overlaps, splits)
+    orders = [order_of(plan.work, device) for device in sorted({*computing})]
+    parts = tuple((*plan.partition[stage], order) for stage, order in orders)
+    subject = Subject(model, samples, plan.training.optimizer, parts, sums, len(orders) < len(computing))
+    return subject if all(order != ONE_STEP for _, order in orders) else subject.uncut
+
+
+def order_of(schedule: Schedule, device: int) -> tuple[int, Order]:
+    """The stage of a device and its ops, as a profile runs them: backwards whole where they have parts.
+
+    Where a device has several stages or lanes, or fused ops, it is a single step: its order is not known, or mixed.
+    """
+    ops, shape = schedule.ops, schedule.shape
+    timed = np.isin(ops["kind"], (OpKind.FORWARD, *BACKWARD_KINDS, OpKind.FORWARD_BACKWARD, OpKind.UPDATE))
+    lanes = [row[timed[row]] for lane, row in zip(schedule.lanes, schedule.order, strict=True) if lane.device == device]
+    rows, *others = (ops[lane] for lane in lanes if len(lane))
+    stage = int(rows["stage"][0])
+    if others or (rows["stage"] != stage).any() or (rows["kind"] == OpKind.FORWARD_BACKWARD).any():
+        return stage, ONE_STEP
+    period = shape.rounds[stage] if shape.rounds else 1
+    wanted = -(-MOST_IN_ORDER // shape.micro_batches)
+    updates = min(-(-wanted // period), shape.mini_batches // period)
+    found = []
+    for row in rows[rows["part"] <= 0]:
+        kind, number = OpKind(int(row["kind"])), int(row["micro_batch"])
+        update = number if kind is OpKind.UPDATE else int(shape.update_of(stage, number))
+        if update < updates:
+            found.append((kind, number, update))
+    return stage, tuple(found)

@@ -1,7 +1,8 @@
 """``twinrail validate``: profile, simulate, execute, compare, in one folder.
 
 The scenario says what to do; how long its layers and messages take on this machine is measured, with as many processes
-at work at once as the run has, and put in place of its figures. Each repeat measures right before it runs what was
+at work at once as the run has, and put in place of its figures: once of all layers, which says where to cut, then of
+the stages, each in the order of its ops. Each repeat measures right before it runs what was
 measured, so that what the machine does meanwhile touches both; what is predicted comes of the medians over repeats.
 """
 
@@ -66,35 +67,40 @@ def validate(
     """
     _check(points)
     bench = Bench(folder, real.get("accelerator", "cpu"))
-    subjects = [subject_of(compose(point.scenario, point.document), str(point.scenario.model.name)) for point in points]
-    cases: dict[int, _Case] = {}
+    uncut = [_subject(compose(point.scenario, point.document), point).uncut for point in points]
+    for subject in dict.fromkeys(uncut):
+        bench.measure(subject)
+        advance(f"{subject.model}: where to cut")
+    cases = [_case(point, subject, bench) for point, subject in zip(points, uncut, strict=True)]
     runs: list[list[Trace]] = [[] for _ in points]
     for repeat in range(1, repeats + 1):
-        for subject in dict.fromkeys(subjects):
+        for subject in dict.fromkeys(case.subject for case in cases):
             bench.measure(subject)
             advance(f"{subject.model}: profile {repeat}")
-            for number in (number for number, own in enumerate(subjects) if own == subject):
-                if number not in cases:
-                    cases[number] = _case(points[number], subject, bench)
-                case = cases[number]
-                runs[number].append(_execute(case, real).trace)
-                advance(f"{point_name(case.point)}: run {repeat}")
+            for case, traces in zip(cases, runs, strict=True):
+                if case.subject == subject:
+                    traces.append(_execute(case, real).trace)
+                    advance(f"{point_name(case.point)}: run {repeat}")
     found = []
-    for number, traces in enumerate(runs):
-        found.append(_compared(cases[number], traces, bench, real))
-        advance(f"{point_name(points[number])}: memory")
+    for case, traces in zip(cases, runs, strict=True):
+        found.append(_compared(case, traces, bench, real))
+        advance(f"{point_name(case.point)}: memory")
     return found
 
 
 def steps(points: Sequence[Point], repeats: int) -> int:
     """How often ``advance`` is called at most."""
-    return len(points) * (2 * repeats + 1)
+    return len(points) * (2 * repeats + 2)
 
 
-def _case(point: Point, subject: Subject, bench: Bench) -> _Case:
-    composed = _with(point.document, bench.figures(subject))
+def _subject(composed: Composed, point: Point) -> Subject:
+    return subject_of(composed, str(point.scenario.model.name))
+
+
+def _case(point: Point, uncut: Subject, bench: Bench) -> _Case:
+    composed = _with(point.document, bench.figures(uncut))
     cuts = [first for first, _ in composed.plan.partition[1:]]
-    return _Case(point, subject, composed, f"{{cuts: {cuts}}}" if cuts else "")
+    return _Case(point, _subject(composed, point), composed, f"{{cuts: {cuts}}}" if cuts else "")
 
 
 def _compared(case: _Case, traces: Sequence[Trace], bench: Bench, real: Mapping[str, Any]) -> Validation:

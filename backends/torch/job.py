@@ -25,6 +25,14 @@ Accelerator = Literal["cpu", "cuda", "meta"]
 
 TransportName = Literal["gloo", "nccl"]
 
+Order = tuple[tuple[OpKind, int, int], ...]
+"""The ops of a stage: what, of which micro-batch, and the update that its gradient belongs to or that it is."""
+
+Part = tuple[int, int, Order]
+"""What a process runs of a model: first and last layer, and its ops in order."""
+
+ONE_STEP: Order = ((OpKind.FORWARD, 0, 0), (OpKind.BACKWARD, 0, 0), (OpKind.UPDATE, 0, 0))
+
 Arrays = tuple[NDArray[np.floating[Any]], ...]
 """One array per parameter of a stage, in the order of its layers."""
 

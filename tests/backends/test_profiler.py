@@ -10,6 +10,7 @@ from scenarios import measured, profile_command
 from scenarios.architecture import shipped_architecture
 from scenarios.profiles import shipped_table
 from sim.errors import ScenarioError
+from sim.ops import OpKind
 from sim.training import Training
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install twinrail[torch]")
@@ -35,26 +36,57 @@ def test_sizes_of_a_chain_worked_out_by_hand() -> None:
 
 
 def test_layers_add_up_to_the_whole_and_a_view_costs_next_to_nothing() -> None:
+    from backends.torch.job import ONE_STEP
     from backends.torch.profiler import _Bench, _Step
 
     layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Flatten(), torch.nn.Linear(4, 2))
-    bench = _Bench(layers, torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64), Training(), "cpu")
+    bench = _Bench(layers, torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64), Training(), "cpu", (0, 2, ONE_STEP))
     step = _Step(
         [(1.0, 0.0, 2.0), (1.0, 2.0, 0.0), (2.0, 2.0, 2.0)],
-        forward_s=2.0,
-        backward_s=16.0,
-        update_s=0.5,
+        {OpKind.FORWARD: 2.0, OpKind.BACKWARD: 16.0, OpKind.UPDATE: 0.5},
         overlapped_s=12.0,
     )
     found = bench.profile([step, step])
     assert [layer.forward.median_s for layer in found.layers] == [0.5, 0.5, 1.0]
-    assert [tuple(seconds.median_s for seconds in layer) for layer in found.split] == step.layers
     assert [layer.backward_input.median_s for layer in found.layers] == [0.0, 4.0, 4.0]
     assert [layer.backward_weight.median_s for layer in found.layers] == [4.0, 0.0, 4.0]
     assert found.update.median_s == 0.5
     assert found.overlap_gain == 18.0 / 12.0
     for overlapped_s, gain in ((20.0, 1.0), (8.0, 2.0)):  # no less than one after the other, no more than twice
         assert bench.profile([step._replace(overlapped_s=overlapped_s)]).overlap_gain == gain
+    halves = {OpKind.BACKWARD_INPUT: 8.0, OpKind.BACKWARD_WEIGHT: 2.0}  # of a stage whose backward is split
+    split = bench.profile([step._replace(whole_s={OpKind.FORWARD: 4.0, OpKind.UPDATE: 0.5, **halves})])
+    assert [layer.forward.median_s for layer in split.layers] == [1.0, 1.0, 2.0]
+    assert [layer.backward_input.median_s for layer in split.layers] == [0.0, 4.0, 4.0]
+    assert [layer.backward_weight.median_s for layer in split.layers] == [1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("part", [(0, 1), (2, 3), (4, 4)])
+def test_a_part_runs_its_ops_in_their_order(part: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what arrives and what comes back, and as the whole model would: gradients reach the weights."""
+    from backends.torch.job import Order
+    from backends.torch.profiler import profile
+    from backends.torch.stage import Stage
+
+    kinds = (OpKind.FORWARD, OpKind.FORWARD, OpKind.BACKWARD_INPUT, OpKind.BACKWARD_WEIGHT)
+    order: Order = (*((kind, number, 0) for kind, number in zip(kinds, (0, 1, 0, 0), strict=True)),)
+    order += ((OpKind.BACKWARD_INPUT, 1, 0), (OpKind.BACKWARD_WEIGHT, 1, 0), (OpKind.UPDATE, 0, 0))
+    applied: list[list[float]] = []
+    update = Stage.update
+
+    def noted(self: Stage, number: int) -> list[torch.Tensor]:
+        gradients = update(self, number)
+        applied.append([float(gradient.abs().sum()) for gradient in gradients])
+        return gradients
+
+    monkeypatch.setattr(Stage, "update", noted)
+    widths = (torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
+    model = torch.nn.Sequential(*widths)
+    found = profile(model, torch.randn(8, 4), torch.arange(8) % 3, Training(), 2, 1, part=(*part, order))
+    assert len(found.layers) == part[1] - part[0] + 1
+    assert len(applied) == 3
+    assert all(size > 0 for gradients in applied for size in gradients)
+    assert all(len(gradients) == 2 for gradients in applied)
 
 
 def test_the_line_of_a_link_is_recovered() -> None:

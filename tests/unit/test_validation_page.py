@@ -7,6 +7,7 @@ from pathlib import Path
 
 from analysis import compare
 from analysis.compare import Comparison
+from backends.torch.job import ONE_STEP
 from docs import tables_validation
 from scenarios.bench import Subject, subject_of
 from scenarios.compose import compose
@@ -45,8 +46,20 @@ def test_what_is_measured_for_each_shipped_point() -> None:
         point = names[name]
         return subject_of(compose(point.scenario, point.document), str(point.scenario.model.name))
 
-    common = ("momentum", 2)
-    assert subject("VGG16 1F1B") == Subject("vgg16-cifar", 8, *common, sums=False, overlaps=False, splits=False)
-    assert subject("VGG16 ring") == Subject("vgg16-cifar", 16, *common, sums=True, overlaps=False, splits=False)
-    assert subject("ResNet20 ZB-H1") == Subject("resnet20-cifar", 32, *common, sums=False, overlaps=False, splits=True)
-    assert subject("ResNet20 single checkpoints").processes == 1
+    def order(name: str) -> str:
+        return " ".join(f"{kind.text}{micro_batch}" for kind, micro_batch, _ in subject(name).parts[0][-1])
+
+    for name, samples, sums in (("VGG16 1F1B", 8, False), ("VGG16 ring", 16, True)):
+        found = subject(name)
+        assert found == Subject("vgg16-cifar", samples, "momentum", found.parts, sums, overlaps=False)
+        ends = [part[:2] for part in found.parts]
+        assert ends == ([(0, 32), (0, 32)] if sums else [(0, ends[0][1]), (ends[0][1] + 1, 32)])
+        assert found.uncut.parts == ((0, 32, ONE_STEP),) * 2
+    assert len(subject("ResNet20 single checkpoints").parts) == 1
+    assert [kind.text for kind, _, _ in subject("VGG16 1F1B").parts[1][-1][:5]] == ["F", "B", "F", "B", "F"]
+    one_f_one_b = "F0 F1 B0 F2 B1 F3 B2 B3 U0"
+    assert order("VGG16 1F1B") == order("VGG16 1F1B checkpoints") == f"{one_f_one_b} F4 F5 B4 F6 B5 F7 B6 B7 U1"
+    assert order("VGG16 GPipe").startswith("F0 F1 F2 F3 B0 B1 B2 B3 U0 F4")
+    assert order("VGG16 PipeDream").startswith("F0 F1 B0 U0 F2 B1 U1 F3")
+    assert order("VGG16 ring").startswith("F0 B0 U0 F1 B1 U1")
+    assert order("ResNet20 ZB-H1").startswith("F0 F1 I0 W0 F2 I1 W1 F3")
