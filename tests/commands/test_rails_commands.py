@@ -108,6 +108,12 @@ def test_validate_leaves_a_folder(tmp_path: Path) -> None:
     assert metrics["staleness forward"]["measured"] == 0
     assert found["verdict"].startswith("step time predicted")
     names = {file.name for file in folder.rglob("*") if file.is_file()}
-    assert {"mlp-4-momentum-2.yaml", "scenario.yaml", "01-one_f_one_b.png", "01-one_f_one_b.txt"} <= names
+    assert {
+        "profile-1-mlp-4.yaml",
+        "profile-2-mlp-4.yaml",
+        "scenario.yaml",
+        "01-one_f_one_b.png",
+        "01-one_f_one_b.txt",
+    } <= names
     assert {"01-one_f_one_b-predicted.npz", "01-one_f_one_b-measured-1.npz"} <= names
-    assert measured.read(folder / "mlp-4-momentum-2.yaml").link is not None
+    assert measured.read(folder / "profile-2-mlp-4.yaml").link is not None

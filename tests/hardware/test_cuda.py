@@ -154,5 +154,5 @@ def test_validate(tmp_path: Path) -> None:
     assert len(memory) == 2
     for row in memory:
         assert row["predicted"] == pytest.approx(row["measured"], rel=0.01)
-    (profile,) = tmp_path.glob("vgg16-cifar-*.yaml")
-    assert "gpu" in measured.read(profile).machine
+    whole, staged = tmp_path.glob("profile-*.yaml")
+    assert all("gpu" in measured.read(profile).machine for profile in (whole, staged))
