@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,12 +14,14 @@ from backends.base import load
 from scenarios import run_folder
 from scenarios.compose import Composed, compose
 from scenarios.load import load_document
-from scenarios.points import Point
+from scenarios.points import Point, parse_points
+from scenarios.report_folder import traces_of
 from sim.binding import Binding
 from sim.cluster import Link
 from sim.costs import seconds_column
 from sim.errors import Fault, RunFailed, ScenarioError, UnsupportedPlan
 from sim.ops import COMPUTE_KINDS
+from sim.planners import PLANNERS
 from sim.schedule import Schedule
 from sim.trace import Trace
 
@@ -41,23 +43,30 @@ def explain(folder: Path, point: str | None = None, more: float = MORE) -> dict[
 
     Raises
     ------
-    ScenarioError : no run folder, or none of its points has that name.
+    ScenarioError : no run folder, none of its points has that name, or what is asked for failed or has no trace.
     """
-    names = [each["name"] for each in run_folder.read(folder)]
+    results = run_folder.read(folder)
+    names = [str(each["name"]) for each in results]
+    if not names:
+        raise ScenarioError.of([Fault("holds no point", file=str(folder / "result.json"))])
     if point is not None and point not in names:
         raise ScenarioError.of([Fault(f"no point '{point}': there are {', '.join(names)}", "--point")])
-    points = {run_folder.point_name(each): each for each in _points(folder)}
-    chosen = [point] if point is not None else names
-    return {"run": str(folder), "points": [_explain(folder, names, name, points.get(name), more) for name in chosen]}
+    chosen = [place for place, name in enumerate(names) if point in (None, name)]
+    failed = {names[place]: results[place]["error"] for place in chosen if "error" in results[place]}
+    if len(failed) == len(chosen):
+        raise ScenarioError.of([Fault(f"'{name}' failed: {error}", file=str(folder)) for name, error in failed.items()])
+    document = load_document(folder / "scenario.yaml")
+    points = {run_folder.point_name(each): each for each in parse_points(document, PLANNERS)}
+    files = traces_of(folder, results)
+    without = [names[place] for place in chosen if names[place] not in failed and place not in files]
+    if without:
+        raise ScenarioError.of([Fault(f"no trace of '{name}'", file=str(folder / "traces")) for name in without])
+    told = [_explain(files[place], names[place], points.get(names[place]), more) for place in chosen if place in files]
+    return {"run": str(folder), "points": told, "failed": failed}
 
 
-def _points(folder: Path) -> list[Point]:
-    return run_folder.read_points(load_document(folder / "scenario.yaml"))
-
-
-def _explain(folder: Path, names: Sequence[str], name: str, point: Point | None, more: float) -> dict[str, Any]:
-    number = names.index(name) + 1
-    trace = Trace.load(run_folder.trace_file(folder, number, name))
+def _explain(file: Path, name: str, point: Point | None, more: float) -> dict[str, Any]:
+    trace = Trace.load(file)
     again = _Again.of(trace, point)
     pieces = critical_path.compute(trace, again.alone_s)
     over = steady.compute(trace)
@@ -139,15 +148,13 @@ class _Again(NamedTuple):
         found: dict[str, Any] = {"part": change.name, "more": more, "step_time_s": base_s}
         if graph is not None:
             slope_s = graph.slope(change)
-            found |= {
-                "slope_s": slope_s,
-                "linear_step_time_s": base_s + slope_s * more,
-                "graph_step_time_s": _step_s("longest_path", plan, changed, self.seed),
-            }
+            found |= {"slope_s": slope_s, "linear_step_time_s": base_s + slope_s * more}
         try:
             again_s = _step_s("simulated", plan, changed, self.seed)
         except RunFailed as error:
             return {**found, "error": str(error)}
+        if graph is not None:
+            found["graph_step_time_s"] = _step_s("longest_path", plan, changed, self.seed)
         return {**found, "simulated_step_time_s": again_s, "speedup": base_s / again_s if again_s else None}
 
 
@@ -296,6 +303,8 @@ def summary(point: Mapping[str, Any]) -> str:
     """What the tables are of."""
     step, run = duration(point["step_time_s"]), duration(point["makespan_s"])
     ops = [*dict.fromkeys(each["op"] or "…" for each in point["critical_path"])]
+    if not ops:
+        return "\n".join([f"{point['name']}: nothing takes time", *point["notes"]]) + "\n"
     path = f"its critical path has {len(ops)} ops and ends {' '.join(ops[-6:])}"
     lines = [f"{point['name']}: a step takes {step}, the run {run}; {path}", _by_cause(point), *point["notes"]]
     return "\n".join(lines) + "\n"

@@ -16,6 +16,7 @@ from analysis.report.tables import Column, table
 from scenarios import report_folder
 from scenarios.load import load_document
 from scenarios.report_folder import Loader
+from scenarios.results_read import SWEPT
 from scenarios.run_folder import file_name
 from scenarios.text_file import read_text, saving
 from sim.errors import Fault, ScenarioError, nearest
@@ -51,7 +52,7 @@ def read(folder: Path) -> Page:
     sweep: Sweep | None
     if (folder / "validation.json").exists():
         what, points, sweep = _validation(folder, loader)
-    elif (folder / "results.sqlite").exists() or (folder / "result.json").exists():
+    elif (folder / SWEPT).exists() or (folder / "result.json").exists():
         what, points, sweep = _runs(folder, loader, title)
     else:
         hint = "give the folder that 'twinrail run', 'sweep' or 'validate' wrote"
@@ -101,15 +102,16 @@ def _runs(folder: Path, loader: Loader, scenario: str) -> tuple[str, list[Point]
     """One run, or all points of a sweep; those with traces have time lines."""
     found = report_folder.results(folder) if (folder / "result.json").exists() else []
     points = []
-    for traced in report_folder.traced(folder):
-        own = found[traced.number - 1] if 0 < traced.number <= len(found) else {}
-        if found and ("why" not in own or file_name(own["name"]) != traced.name):
-            continue  # left from an older run
-        for title, trace in loader.load({"Every lane": traced.file}).items():
-            shown = own if "why" in own else result.compute(trace, scenario, traced.name)
+    files = report_folder.traces_of(folder, found)  # others are left from an older run
+    runs: list[tuple[dict[str, Any], Path]] = [(found[place], file) for place, file in files.items()]
+    if not found:
+        runs = [({"name": traced.name}, traced.file) for traced in report_folder.traced(folder)]
+    for own, file in runs:
+        for title, trace in loader.load({"Every lane": file}).items():
+            shown = own if found else result.compute(trace, scenario, own["name"])
             points.append(Point(shown["name"], {title: trace}, shown))
     sweep = None
-    if (folder / "results.sqlite").exists():
+    if (folder / SWEPT).exists():
         sweep = report_folder.stored_points(folder)
     elif len(found) > 1:
         sweep = Sweep(of_results(found), swept(found))

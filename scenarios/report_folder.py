@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar
 
@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints, TypeAdapter, Vali
 
 from analysis.report.points import SHOWN, Sweep
 from scenarios.results_read import Results
+from scenarios.run_folder import file_name
 from scenarios.text_file import read_text
 from sim.errors import BadTraceFile, Fault, ScenarioError
 from sim.trace import Trace
@@ -206,6 +207,17 @@ def traced(folder: Path, pattern: str = r"") -> list[Traced]:
     wanted = re.compile(rf"(\d+)-(.*){pattern}")
     found = [(wanted.fullmatch(file.stem), file) for file in (folder / "traces").glob("*.npz")]
     return sorted(Traced(int(match[1]), match[2], file) for match, file in found if match)
+
+
+def traces_of(folder: Path, results: Sequence[Mapping[str, Any]]) -> dict[int, Path]:
+    """The trace of each result that has one, by its place: of results whose files have one name, in their order."""
+    left: dict[str, list[Path]] = {}
+    for each in reversed(traced(folder)):
+        left.setdefault(each.name, []).append(each.file)
+    named = (
+        (place, left.get(file_name(str(each["name"])))) for place, each in enumerate(results) if "error" not in each
+    )
+    return {place: files.pop() for place, files in named if files}
 
 
 class Loader:

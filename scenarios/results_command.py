@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -71,10 +72,18 @@ def _cell(value: Scalar) -> str:
 
 
 def as_json(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """A JSON list, in parts, so that it need not be held at once."""
+    """A JSON list, in parts, so that it need not be held at once.
+
+    Raises
+    ------
+    ScenarioError : a row has an infinite figure, for which JSON has no word.
+    """
     mark = "["
     for row in rows:
-        text = json.dumps(row, indent=2, ensure_ascii=False, allow_nan=False)
+        try:
+            text = json.dumps(row, indent=2, ensure_ascii=False, allow_nan=False)
+        except ValueError:
+            raise ScenarioError("--json: a figure is infinite, for which JSON has no word: use --csv") from None
         yield f"{mark}\n  " + text.replace("\n", "\n  ")
         mark = ","
     yield "[]\n" if mark == "[" else "\n]\n"
@@ -98,17 +107,24 @@ def write_parquet(found: Selected, path: Path) -> None:
 
     Raises
     ------
-    ScenarioError : pyarrow is not installed, or it cannot be written.
+    ScenarioError : pyarrow is not installed, two columns have one name, or it cannot be written.
     """
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
         raise ScenarioError("--parquet needs pyarrow, which is not installed: use twinrail[parquet]") from None
+    _refuse_doubles(found, "--parquet")
     rows = list(found.rows)
     columns = {name: _alike([row[index] for row in rows]) for index, name in enumerate(found.columns)}
     with saving(path, "--parquet"):
         parquet.write_table(pyarrow.table(columns), path)
+
+
+def _refuse_doubles(found: Selected, option: str) -> None:
+    """Raise where columns cannot be told apart by name."""
+    if doubled := next((name for name, count in Counter(found.columns).items() if count > 1), None):
+        raise ScenarioError(f"{option}: two columns are named '{doubled}': name them apart, with AS")
 
 
 def _alike(values: Sequence[Scalar]) -> Sequence[Scalar]:
@@ -179,7 +195,13 @@ def _columns(results: Results, names: Sequence[str]) -> list[Column]:
 
 
 def printed(found: Selected, csv: bool, json: bool) -> Iterable[str]:
-    """Rows as they were asked for."""
+    """Rows as they were asked for.
+
+    Raises
+    ------
+    ScenarioError : two columns have one name, which JSON cannot hold.
+    """
     if json:
+        _refuse_doubles(found, "--json")
         return as_json(dict(zip(found.columns, row, strict=True)) for row in found.rows)
     return as_csv(found) if csv else [table(found)]

@@ -13,7 +13,9 @@ from scenarios.sweep_row import Scalar
 from scenarios.sweep_values import QUANTITIES
 from sim.errors import Fault, ScenarioError, nearest
 
-FILE = "results.sqlite"
+SWEPT = "results.sqlite"
+"""The file that makes a run folder one of a sweep."""
+
 _READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 _KEPT_APART = ("key", "point", "name", "error")
 _MORE_IS_BETTER = ("samples_per_s", "mfu", "steps_per_s")
@@ -67,7 +69,7 @@ class Results:
         ------
         ScenarioError : there are none.
         """
-        path = where / FILE if where.is_dir() else where
+        path = where / SWEPT if where.is_dir() else where
         if not path.is_file():
             raise ScenarioError.of([Fault("no results of a sweep: there is no such file", file=str(path))])
         with damage_named(path):
@@ -117,13 +119,15 @@ class Results:
 
         Raises
         ------
-        ScenarioError : it is none.
+        ScenarioError : it is none, or no point has a figure of it.
         """
         if (found := self.column(name)) in self.parameters:
             hint = f"known: {', '.join(self.metrics)}"
             raise ScenarioError.of(
                 [Fault(f"'{name}' was swept, it is no metric", file=str(self.path), suggestion=hint)]
             )
+        if next(self.best(found, limit=1).rows, None) is None:
+            raise ScenarioError.of([Fault(f"no point has a number for '{found}'", file=str(self.path))])
         return found
 
     def has(self, column: str) -> bool:
@@ -164,18 +168,19 @@ class Results:
         """
         try:
             cursor = self._database.execute(sql)
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.Error, UnicodeError) as error:
             words = "it may only read" if "not authorized" in str(error) else str(error)
             raise ScenarioError.of([Fault(f"SQL: {words}", file=str(self.path))]) from None
-        except sqlite3.Error as error:
-            raise ScenarioError.of([Fault(f"SQL: {error}", file=str(self.path))]) from None
         if cursor.description is None:
             raise ScenarioError.of([Fault("SQL: expected a query", file=str(self.path))])
         return Selected(tuple(column[0] for column in cursor.description), self._fetched(cursor))
 
     def _fetched(self, cursor: sqlite3.Cursor) -> Iterator[tuple[Scalar, ...]]:
+        """Rows of scalars: the bytes that a query may make, as hexadecimal digits."""
         with damage_named(self.path):
-            yield from cursor
+            for row in cursor:
+                has_bytes = bytes in map(type, row)
+                yield tuple(each.hex() if isinstance(each, bytes) else each for each in row) if has_bytes else row
 
 
 def more_is_better(metric: str) -> bool:

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from scenarios.load import dump
 from scenarios.planned import Planned
 from scenarios.points import Point, parse_points
 from scenarios.real_run import OPTIONS
+from scenarios.results_read import SWEPT
 from scenarios.text_file import saving
 from scenarios.variation import jitter_of
 from sim.binding import Binding
@@ -32,6 +34,8 @@ from sim.memory import snapshot
 from sim.plan import Plan
 from sim.planners import PLANNERS
 from sim.trace import Trace
+
+_LONGEST = 80
 
 
 class Outcome(NamedTuple):
@@ -125,6 +129,13 @@ def _with_servers(served: Mapping[str, Any]) -> Callable[[Plan, Binding, int], T
     return lambda plan, binding, seed: torch.run(plan, binding, seed, **served).trace
 
 
+def refuse_over_sweep(folder: Path) -> None:
+    """Raise where a run would stand among the results of a sweep."""
+    if (folder / SWEPT).exists():
+        hint = "use another --out DIR"
+        raise ScenarioError.of([Fault("holds the results of a sweep", file=str(folder), suggestion=hint)])
+
+
 def write(folder: Path, document: Document, outcomes: Sequence[Outcome], table: str) -> None:
     """Write a run folder, over an older one.
 
@@ -201,8 +212,11 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def file_name(name: str) -> str:
-    """A point's name as a file name."""
-    return re.sub(r"[^\w.=+-]+", "-", name).strip("-.") or "point"
+    """A point's name as a file name; a long one is cut, and ends in a hash of it all."""
+    plain = re.sub(r"[^\w.=+-]+", "-", name).strip("-.") or "point"
+    if len(plain) <= _LONGEST:
+        return plain
+    return f"{plain[:_LONGEST]}-{blake2b(name.encode(), digest_size=4).hexdigest()}"
 
 
 def to_json(value: object) -> str:

@@ -12,7 +12,7 @@ longer belong to the sweep are removed. Samples that are equal in every value sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, closing, contextmanager
 from itertools import islice
 from pathlib import Path
@@ -22,7 +22,7 @@ import sim
 from scenarios import run_folder
 from scenarios.document import Document
 from scenarios.points import Expansion, each_point, sound_sweep
-from scenarios.results_read import FILE
+from scenarios.results_read import SWEPT
 from scenarios.results_table import Finished, ResultsTable, locked
 from scenarios.run_folder import doubled, point_name, trace_file, write_scenario, write_trace, writing
 from scenarios.strict import in_order
@@ -35,6 +35,8 @@ from sim.trace import Trace
 
 KEPT = 32
 """Up to so many points the run folder keeps traces and whole results."""
+SUMMARY = ("result.json", "table.txt", "gantt.png")
+"""Files that tell of all its points together."""
 MOST_AT_ONCE, TASK_S = 256, 0.5
 """Points of a task, and how long it should take: what a kill can cost of work that was not finished."""
 
@@ -146,7 +148,7 @@ def table_of(document: Document, folder: Path | None, resume: bool) -> Iterator[
             with writing(folder):
                 stack.enter_context(locked(folder))
                 write_scenario(folder, document)
-        path = None if folder is None else folder / FILE
+        path = None if folder is None else folder / SWEPT
         yield stack.enter_context(closing(ResultsTable(path, document.name, fresh=not resume)))
 
 
@@ -164,7 +166,10 @@ def run(
     ------
     ScenarioError : the engine cannot be had. BackendFailure : a worker died.
     """
-    finished = {row.key for row in table.finished() if _holds(row, surveyed, folder)}
+    rows = [row for row in table.finished() if _holds(row, surveyed, folder)]
+    finished = {row.key for row in rows}
+    if folder is not None:
+        _clear(folder, {trace_file(folder, row.number + 1, row.name) for row in rows if surveyed.keep})
     removed = table.keep({key: surveyed.numbers[key] for key in finished})
     keys = {number: key for key, number in surveyed.numbers.items() if key not in finished}
     pace, ended = _Pace(), len(finished)
@@ -191,6 +196,15 @@ def _holds(row: Finished, surveyed: Survey, folder: Path | None) -> bool:
         return row.key in surveyed.numbers
     number = surveyed.numbers[row.key]
     return folder is not None and number == row.number and trace_file(folder, number + 1, row.name).exists()
+
+
+def _clear(folder: Path, kept: Set[Path]) -> None:
+    """Remove what an older sweep left there: its summary, and traces but those that are ``kept``."""
+    traces = (file for file in (folder / "traces").glob("[0-9]*-*") if file.suffix in (".npz", ".json", ".pickle"))
+    with writing(folder):
+        for file in (*(folder / name for name in SUMMARY), *traces):
+            if file.with_suffix(".npz") not in kept:
+                file.unlink(missing_ok=True)
 
 
 def _tasks(

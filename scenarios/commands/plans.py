@@ -64,3 +64,5 @@ def explain(
         if each["sensitivities"]:
             shown = explain_command.sensitivity_rows(each)
             typer.echo(render(explain_command.sensitivity_columns(each), shown), nl=False)
+    for name, error in found["failed"].items():
+        typer.echo(f"{name} failed: {error}")

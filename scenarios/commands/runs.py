@@ -137,8 +137,11 @@ def _execute(document: Document, point: Point, out: Path | None, json: bool, ser
     from scenarios import run_folder
 
     _refuse_experiment(document)
+    folder = folder_for(document, out, json)
+    if folder is not None:
+        run_folder.refuse_over_sweep(folder)
     outcome = run_folder.run_point(point, document.name, served)
-    folder, table = folder_for(document, out, json), _table([outcome.result])
+    table = _table([outcome.result])
     if folder is not None:
         run_folder.write(folder, document, [outcome], table)
     if json:

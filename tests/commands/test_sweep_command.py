@@ -208,6 +208,36 @@ class Fatal:
         return os._exit, (1,)
 
 
+def test_what_an_older_sweep_left_goes(tmp_path: Path) -> None:
+    def left(*values: int) -> list[str]:
+        grid = f"sweep: {{grid: {{seed: [{', '.join(map(str, values))}]}}}}\n"
+        assert twinrail("sweep", "-", "--out", str(tmp_path), "--resume", text=BASE + grid).exit_code == 0
+        return sorted(file.name for file in (tmp_path / "traces").glob("*.npz"))
+
+    assert left(1, 2, 3) == ["01-seed=1.npz", "02-seed=2.npz", "03-seed=3.npz"]
+    assert left(3, 2) == ["01-seed=3.npz", "02-seed=2.npz"]
+    assert left(*range(40)) == []
+    assert {file.name for file in tmp_path.iterdir()} == {"scenario.yaml", "results.sqlite", "traces"}
+    assert twinrail("report", str(tmp_path), "--json").stdout.count('"time_lines": 0')
+
+
+def test_reports_and_explains_points_that_ran_beside_equal_and_failed_ones(tmp_path: Path) -> None:
+    """Ten samples of three values: traces bear the numbers of the samples, results follow one another."""
+    axes = "{memory.capacity: [1 kB, 1 GB, 2 GB], training.optimizer: [sgd, adam]}"
+    text = BASE + f"sweep: {{random: {{samples: 20, axes: {axes}}}}}\n"
+    assert twinrail("sweep", "-", "--out", str(tmp_path), text=text).exit_code == 1
+    found = rows(tmp_path)
+    ran = [row["name"] for row in found if row["error"] is None]
+    assert [row["point"] for row in found] != [*range(len(found))]
+    explained = json.loads(twinrail("explain", str(tmp_path), "--json").stdout)
+    assert [each["name"] for each in explained["points"]] == ran
+    assert all(each["sensitivities"] for each in explained["points"])
+    assert explained["failed"] == {row["name"]: row["error"] for row in found if row["error"]}
+    assert json.loads(twinrail("report", str(tmp_path), "--json").stdout)["time_lines"] == len(ran)
+    failed = twinrail("explain", str(tmp_path), "--point", next(iter(explained["failed"])))
+    assert (failed.exit_code, "failed: " in failed.stderr) == (2, True)
+
+
 def test_a_worker_that_dies_ends_the_sweep() -> None:
     task: Any = sweep_work.Task(Fatal(), "x", (), False, {}, sim.VERSION)  # type: ignore[arg-type]
     with pytest.raises(BackendFailure, match="--resume goes on"):
@@ -295,12 +325,28 @@ def test_queries_read_and_never_write(folder: Path, tmp_path: Path) -> None:
         (("--plot", "a", "--out", "x.png"), "expected x,y"),
         (("--plot", "schedule.name,mfu"), "goes with --out"),
         (("--csv", "--json"), "give one of"),
+        (("--best", "why"), "no point has a number for 'why'"),
+        (("--plot", "schedule.name,why", "--out", "x.png"), "no point has a number for 'why'"),
+        (("--sql", "SELECT 'a\udcff'"), "SQL: "),
+        (("--sql", "SELECT 9e999", "--json"), "a figure is infinite"),
+        (("--sql", "SELECT point, point FROM points", "--json"), "two columns are named 'point'"),
     ],
 )
 def test_results_that_cannot_be_told(folder: Path, arguments: tuple[str, ...], says: str) -> None:
     done = twinrail("results", str(folder), *arguments)
     assert done.exit_code == 2
     assert says in done.stderr
+
+
+def test_bytes_of_a_query_are_digits(folder: Path) -> None:
+    query = "results", str(folder), "--sql", "SELECT x'00ff' AS b"
+    assert json.loads(twinrail(*query, "--json").stdout) == [{"b": "00ff"}]
+    assert twinrail(*query, "--csv").stdout == "b\n00ff\n"
+
+
+def test_a_table_of_more_rows_than_are_shown(folder: Path) -> None:
+    done = twinrail("results", str(folder), "--sql", "SELECT point FROM points")
+    assert (done.stdout.splitlines()[-1], done.stderr) == ("…", "")
 
 
 @pytest.mark.parametrize(
@@ -330,3 +376,23 @@ def test_parquet(folder: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: see the extra 'engines'")
     assert twinrail("results", str(folder), "--parquet", str(tmp_path / "x.parquet")).exit_code == 0
     assert parquet.read_table(tmp_path / "x.parquet").to_pylist() == rows(folder)
+
+
+def test_points_of_long_names_have_files_of_their_own(tmp_path: Path) -> None:
+    """Such a name is too long for a file: it is cut, and stays apart from others."""
+    name = "n" * 95
+    text = f"{BASE}sweep: {{points: [{{name: {name}a}}, {{name: {name}b}}]}}\n"
+    done = twinrail("sweep", "-", "--out", str(tmp_path), text=text)
+    assert done.exit_code == 0, done.output
+    files = sorted(file.name for file in (tmp_path / "traces").glob("*.npz"))
+    assert len(files) == len({file[3:] for file in files}) == 2
+    assert all(len(file) < 110 for file in files)
+
+
+def test_a_run_does_not_stand_among_the_results_of_a_sweep(tmp_path: Path) -> None:
+    assert twinrail("sweep", "-", "--out", str(tmp_path), text=BASE + FAILING).exit_code == 1
+    before = rows(tmp_path)
+    done = twinrail("run", "-", "--out", str(tmp_path))
+    assert done.exit_code == 2
+    assert "holds the results of a sweep" in done.stderr
+    assert rows(tmp_path) == before

@@ -209,3 +209,56 @@ def test_no_such_run_or_point(tmp_path: Path) -> None:
     answer = CliRunner().invoke(app, ["explain", str(tmp_path / "run"), "--point", "other"])
     assert (answer.exit_code, "there are one_f_one_b" in answer.stderr) == (2, True)
     assert explain(tmp_path / "run", "one_f_one_b", more=0.01)["points"][0]["sensitivities"][0]["more"] == 0.01
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [("[]", "holds no point"), ('[{"name": ["a"]}]', "no trace of"), ('[{"name": 3}]', "no trace of")],
+)
+def test_damaged_results_are_named(tmp_path: Path, content: str, says: str) -> None:
+    (tmp_path / "result.json").write_text(content)
+    (tmp_path / "scenario.yaml").write_text(ONE_OP)
+    done = CliRunner().invoke(app, ["explain", str(tmp_path)])
+    assert (done.exit_code, says in done.stderr) == (2, True)
+
+
+def test_a_run_in_which_nothing_takes_time(tmp_path: Path) -> None:
+    assert CliRunner().invoke(app, ["run", "-", "--out", str(tmp_path)], input=ONE_OP).exit_code == 0
+    assert CliRunner().invoke(app, ["explain", str(tmp_path)]).stdout.startswith("single: nothing takes time\n")
+
+
+ONE_OP = """\
+name: nothing
+model: {uniform: {forward: 0 s, backward: 0 s, activation: 0 B, parameters: 0 B}, batch_size: 1}
+cluster: {devices: 1}
+schedule: {name: single}
+"""
+
+
+def test_faster_hardware_may_run_out_of_memory(tmp_path: Path) -> None:
+    """A plan that just fits: what no longer does is told of that part, and the others have their figures."""
+    assert CliRunner().invoke(app, ["run", "-", "--out", str(tmp_path)], input=FULL).exit_code == 0
+    explained = json.loads(CliRunner().invoke(app, ["explain", str(tmp_path), "--json"]).stdout)
+    told = explained["points"][0]["sensitivities"]
+    failed = [each for each in told if "error" in each]
+    assert 0 < len(failed) < len(told)
+    assert all("out of memory" in each["error"] and "simulated_step_time_s" not in each for each in failed)
+
+
+FULL = """\
+name: x
+model:
+  batch_size: 24
+  input: 1 MB
+  layers:
+  - {name: l0, forward: 4.6 ms, backward: 16.0 ms, output: 1 MB, saved: 3 MB, parameters: 4 MB}
+  - {name: l1, forward: 3.2 ms, backward: 17.3 ms, output: 4 MB, saved: 3 MB, parameters: 3 MB}
+  - {name: l2, forward: 7.0 ms, backward: 6.4 ms, output: 8 MB, saved: 3 MB, parameters: 1 MB}
+  - {name: l3, forward: 5.2 ms, backward: 13.7 ms, output: 1 MB, saved: 3 MB, parameters: 4 MB}
+  - {name: l4, forward: 5.9 ms, backward: 9.3 ms, output: 1 MB, saved: 3 MB, parameters: 3 MB}
+  - {name: l5, forward: 7.3 ms, backward: 7.0 ms, output: 5 MB, saved: 3 MB, parameters: 6 MB}
+partition: {cuts: [2, 4]}
+cluster: {devices: 3, link: {kind: in_order, latency: 0 us, bandwidth: 100000000.0 B/s}}
+schedule: {name: one_f_one_b, stages: 3, micro_batches: 6, mini_batches: 3}
+memory: {capacity: 28333334 B}
+"""

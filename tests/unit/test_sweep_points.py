@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import scenarios.sweep_row
+from scenarios.document import NAMED_FILES, dotted
 from scenarios.load import load_document, parse_text
 from scenarios.points import parse_points, points
 from scenarios.schema import parse
-from scenarios.sweep_row import NAMED_FILES, key_of
+from scenarios.sweep_row import key_of
 from scenarios.sweep_values import in_si, read_axis
 from sim.errors import ScenarioError
 
@@ -97,7 +98,7 @@ def test_conditions_leave_out_what_a_filter_by_hand_does(conditions: str, kept: 
 def test_every_file_that_a_scenario_may_name_is_part_of_its_key(tmp_path: Path) -> None:
     folder = Path(scenarios.sweep_row.__file__).parent
     named = {path for file in folder.glob("*.py") for path in re.findall(r'directory\("([\w.]+)"\)', file.read_text())}
-    assert named <= set(NAMED_FILES)
+    assert named <= {dotted(path) for path in NAMED_FILES}
     assert len(named) > 2
     (tmp_path / "times.txt").write_text("1\n2\n")
     (tmp_path / "x.yaml").write_text(
