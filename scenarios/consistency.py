@@ -51,7 +51,7 @@ def at_odds(document: Document, planners: Planners | None) -> Iterator[Wrong]:
     yield from _stages(schedule, devices, model, _mapping(data.get("partition")))
     yield from _replicas(schedule, devices)
     yield from _tensor_parallel(schedule, cluster, model, gpus)
-    yield from _zero(_mapping(data.get("training")), schedule)
+    yield from _zero(_mapping(data.get("training")), schedule, cluster)
     yield from _names(model, cluster)
     yield from _links_of_devices(cluster)
     yield from graph_at_odds(cluster, ("cluster",))
@@ -163,11 +163,17 @@ def no_groups(gpus: int, size: int) -> Wrong | None:
     return Wrong(("schedule", "tensor_parallel"), f"{gpus} GPUs in groups of {size}", hint)
 
 
-def _zero(training: Mapping[str, Any], schedule: Mapping[str, Any]) -> Iterator[Wrong]:
-    rings = schedule.get("name") == "data_parallel" and schedule.get("sync", "ring") == "ring"
-    if _count(training, "zero") and not rings:
-        message = "only the replicas of schedule data_parallel with sync: ring share what they hold"
-        yield Wrong(("training", "zero"), message)
+def _zero(training: Mapping[str, Any], schedule: Mapping[str, Any], cluster: Mapping[str, Any]) -> Iterator[Wrong]:
+    path, rings = (
+        ("training", "zero"),
+        schedule.get("name") == "data_parallel" and schedule.get("sync", "ring") == "ring",
+    )
+    if not _count(training, "zero"):
+        return
+    if not rings:
+        yield Wrong(path, "only the replicas of schedule data_parallel with sync: ring share what they hold")
+    elif "cores" in cluster:
+        yield Wrong(path, "not with cluster.cores, which replicas would not need while they gather")
 
 
 def _devices(cluster: Mapping[str, Any]) -> int | None:

@@ -204,8 +204,15 @@ def _with_full_paths(node: Node, path: tuple[str, ...]) -> Node:
     if isinstance(node.value, list):
         return Node([_with_full_paths(item, path) for item in node.value], node.place)
     if isinstance(node.value, str) and any(path[-len(named) :] == named for named in NAMED_FILES):
-        return Node(str((node.place.folder / node.value).resolve()), node.place)
+        return Node(_full_path(node.place.folder / node.value), node.place)
     return node
+
+
+def _full_path(path: Path) -> str:
+    try:
+        return str(path.resolve())
+    except (OSError, RuntimeError, ValueError):  # no file has that name, and no point may read it
+        return str(path.absolute())
 
 
 def _children(node: Node, name: str) -> dict[str, Node]:

@@ -25,13 +25,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from scenarios.quantities import shown
+from scenarios.quantities import printable, shown
 from scenarios.text_file import read_text
 from sim.errors import Fault, ScenarioError, nearest
 from sim.model import Kernel, LayerTable, LayerWork
 
 _MOST_BYTES = 1 << 20
 _LARGEST = 10**8
+_MOST_LAYERS = 10**4
+_BETWEEN = re.compile(r"[\s,:]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +93,37 @@ class _Reader:
     file: str
     content: Mapping[str, Any]
     faults: list[Fault] = field(default_factory=list)
+    lines: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for key, line in _keys(self.text):
+            if key in self.lines:
+                message = f"is there twice, first in line {self.lines[key]}"
+                self.faults.append(Fault(message, printable(key), self.file, line))
+            else:
+                self.lines[key] = line
 
     def fault(self, key: str, message: str, hint: str | None = None) -> None:
-        at = re.search(rf'"{re.escape(key)}"\s*:', self.text)
-        line = self.text.count("\n", 0, at.start()) + 1 if at else None
-        self.faults.append(Fault(message, key, self.file, line, hint))
+        self.faults.append(Fault(message, printable(key), self.file, self.lines.get(key), hint))
 
     def sound(self, *keys: str) -> bool:
         """Whether nothing is wrong with these values: what they would be at odds with is no fault of its own."""
         return not any(fault.path in keys for fault in self.faults)
 
-    def count(self, key: str, default: int | None = None) -> int:
+    def count(self, key: str, default: int | None = None, most: int = _LARGEST) -> int:
         value = self.content.get(key)
         value = default if value is None else value
-        if type(value) is not int or not 1 <= value <= _LARGEST:
-            self.fault(key, f"expected a whole number from 1 to {_LARGEST}, got {shown(value)}")
+        if type(value) is not int or not 1 <= value <= most:
+            self.fault(key, f"expected a whole number from 1 to {most}, got {shown(value)}")
             return 1
         return value
+
+    def truth(self, key: str, default: bool) -> bool:
+        if (value := self.content.get(key)) is None:
+            return default
+        if not isinstance(value, bool):
+            self.fault(key, f"expected true or false, got {shown(value)}")
+        return value is True
 
     def refuse(self, key: str, *understood: Any) -> None:
         """A setting that changes the layers in a way that is not counted."""
@@ -125,15 +141,15 @@ def read_table(path: Path, sequence: int, attention: str, tensor_parallel: int =
     ------
     ScenarioError : no such configuration, or a model that is not counted, each fault with file and line.
     """
-    text = read_text(path, "the config.json of a Hugging Face model", _MOST_BYTES)
+    text, file = read_text(path, "the config.json of a Hugging Face model", _MOST_BYTES), printable(str(path))
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         line = error.lineno if isinstance(error, json.JSONDecodeError) else None
-        raise ScenarioError.of([Fault("not JSON: expected a config.json", file=str(path), line=line)]) from None
+        raise ScenarioError.of([Fault("not JSON: expected a config.json", file=file, line=line)]) from None
     if not isinstance(content, dict):
-        raise ScenarioError.of([Fault("not a mapping: expected a config.json", file=str(path))])
-    reader = _Reader(text, str(path), content)
+        raise ScenarioError.of([Fault("not a mapping: expected a config.json", file=file)])
+    reader = _Reader(text, file, content)
     kind = content.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         hint = nearest(str(kind), FAMILIES) or f"known: {', '.join(FAMILIES)}"
@@ -146,14 +162,33 @@ def read_table(path: Path, sequence: int, attention: str, tensor_parallel: int =
         raise ScenarioError.of(reader.faults)
     whole, own = (_layers(family, each, attention == "flash") for each in (sizes, share))
     layers = tuple(replace(each, forward_flops=full.forward_flops) for full, each in zip(whole, own, strict=True))
-    source = f"{path}: {kind}, {sequence} positions, {attention} attention, without dropout"
+    source = f"{file}: {kind}, {sequence} positions, {attention} attention, without dropout"
     return LayerTable(kind, sequence, layers, source)
+
+
+def _keys(text: str) -> Iterator[tuple[str, int]]:
+    """The keys of a mapping in JSON, and the line of each."""
+    decode, line, seen = json.JSONDecoder().raw_decode, 1, 0
+    at = _after(text, text.index("{") + 1)
+    while text[at] != "}":
+        line, seen = line + text.count("\n", seen, at), at
+        key, end = decode(text, at)
+        yield key, line
+        _, end = decode(text, _after(text, end))
+        at = _after(text, end)
+
+
+def _after(text: str, at: int) -> int:
+    """Where the next key or value begins."""
+    found = _BETWEEN.match(text, at)
+    return found.end() if found else at
 
 
 def _sizes(reader: _Reader, kind: str, family: Family, sequence: int) -> _Sizes:
     h, a = reader.count(family.width), reader.count(family.heads)
-    k = a if kind in ("gpt2", "bert") else reader.count("num_key_value_heads", a)
-    given = reader.content.get("head_dim") is not None and kind not in ("gpt2", "bert")
+    # Where it says nothing, Transformers takes the figures of the kind's first model: only Llama's follow from others.
+    k = a if kind in ("gpt2", "bert") else reader.count("num_key_value_heads", a if kind == "llama" else None)
+    given = kind == "qwen3" or (reader.content.get("head_dim") is not None and kind not in ("gpt2", "bert"))
     if a % k and reader.sound(family.heads, "num_key_value_heads"):
         reader.fault("num_key_value_heads", f"{a} heads do not share {k} of keys and values evenly")
     if h % a and not given and reader.sound(family.width, family.heads):
@@ -162,14 +197,14 @@ def _sizes(reader: _Reader, kind: str, family: Family, sequence: int) -> _Sizes:
     positions = reader.count(family.positions)
     if family.learned_positions and sequence > positions and reader.sound(family.positions):
         reader.fault(family.positions, f"{positions} positions have vectors, the sequence has {sequence}")
-    window = reader.content.get("sliding_window") if reader.content.get("use_sliding_window", True) else None
-    if type(window) is int and sequence > window:
+    windowed = reader.truth("use_sliding_window", not kind.startswith("qwen"))
+    window = reader.count("sliding_window", _LARGEST) if windowed else _LARGEST
+    if sequence > window and reader.sound("sliding_window"):
         reader.fault("sliding_window", f"a window of {window} in a sequence of {sequence} is not counted here")
     for key, understood in _UNDERSTOOD.items():
         reader.refuse(key, *understood)
-    tied = reader.content.get("tie_word_embeddings")
     return _Sizes(
-        layers=reader.count(family.layers),
+        layers=reader.count(family.layers, most=_MOST_LAYERS),
         s=sequence,
         h=h,
         a=a,
@@ -179,7 +214,7 @@ def _sizes(reader: _Reader, kind: str, family: Family, sequence: int) -> _Sizes:
         words=reader.count("vocab_size"),
         positions=positions if family.learned_positions else 0,
         types=reader.count("type_vocab_size") if family.types else 0,
-        tied=family.tied if tied is None else tied is True,
+        tied=reader.truth("tie_word_embeddings", family.tied),
         head=_head(reader, kind),
     )
 
@@ -201,6 +236,7 @@ _UNDERSTOOD: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "num_local_experts": (1,),
     "num_experts": (1,),
+    "position_embedding_type": ("absolute",),
     "quantization_config": (),
 }
 _HEADS = {
@@ -214,12 +250,13 @@ def _head(reader: _Reader, kind: str) -> str:
     prefix = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}.get(kind, "")
     known = _HEADS.get(kind, {f"{prefix}ForCausalLM": "words", f"{prefix}Model": ""})
     given = reader.content.get("architectures")
-    if not given:
+    if given is None or given == []:
         return next(iter(known.values()))
     name = given[0] if isinstance(given, list) else given
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         reader.fault("architectures", f"{shown(name)} is not counted here: only {', '.join(known)}")
-    return known.get(name, "")
+        return ""
+    return known[name]
 
 
 def _layers(family: Family, z: _Sizes, flash: bool) -> Iterator[LayerWork]:
@@ -268,9 +305,8 @@ def _mlp(family: Family, z: _Sizes, number: int) -> LayerWork:
 
 def _words(family: Family, z: _Sizes) -> LayerWork:
     """The head over all words. Tied, its weights are those of the embedding, and only counted there."""
-    tensor, weights = z.s * z.h, z.h * z.words
-    moved = tensor + z.s * z.words
-    product = Kernel(2 * z.s * weights, moved + weights, operands=2) if z.tied else _product(z.s, z.h, z.words, False)
+    tensor, product = z.s * z.h, _product(z.s, z.h, z.words, False)
+    product = replace(product, variables=(0,)) if z.tied else product
     if z.head != "masked words":
         return _layer("head", z.s * z.words, (product,), z.s * z.words, (0, tensor))
     added = _kernel(0, 2 * z.s * z.words, (z.words,))
@@ -295,5 +331,5 @@ def _kernel(flops: int, moved: int, variables: tuple[int, ...], reads: int = 1) 
 def _layer(
     name: str, output: int, kernels: tuple[Kernel, ...], saved: int, reduced: tuple[int, int] = (0, 0)
 ) -> LayerWork:
-    flops, parameters = sum(each.flops for each in kernels), sum(each.parameter_elements for each in kernels)
+    flops, parameters = sum(each.flops for each in kernels), sum(sum(each.variables) for each in kernels)
     return LayerWork(name, flops, output, parameters, saved_elements=saved, kernels=kernels, reduced_elements=reduced)

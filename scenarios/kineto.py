@@ -21,6 +21,8 @@ from scenarios.quantities import printable
 from sim.errors import Fault, ScenarioError
 
 _MOST_BYTES = 256 << 20
+_MOST_VALUES = 1 << 25
+"""Of a file that is read as a whole: in memory each value takes some 100 bytes, however few it takes in the file."""
 _MOST_FAULTS = 10
 _LARGEST = 1e18
 _WHAT = "a trace of torch.profiler"
@@ -107,6 +109,9 @@ def _content(path: Path, file: str) -> bytes:
         raise ScenarioError.of([Fault(f"cannot be read: {error.strerror}", file=file)]) from None
     if len(content) > _MOST_BYTES:
         message = f"more than {_MOST_BYTES >> 20} MiB, unpacked: more than is read"
+        raise ScenarioError.of([Fault(message, file=file, suggestion="profile fewer steps")])
+    if sum(map(content.count, (b",", b"[", b"{"))) > _MOST_VALUES:
+        message = f"more than {_MOST_VALUES} values: more than is read"
         raise ScenarioError.of([Fault(message, file=file, suggestion="profile fewer steps")])
     return content
 

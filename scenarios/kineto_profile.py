@@ -95,6 +95,12 @@ def _unclear(steps: Sequence[Step]) -> Iterator[Fault]:
         yield Fault("no backward pass follows a call of the model", suggestion="profile whole training steps")
         return
     last = steps[-1]
+    if not all(step.apart for step in steps):
+        yield Fault("a backward pass begins within a call of the model: it cannot be told from that of the step")
+    if (updates := max(step.updates for step in steps)) > 1:
+        yield Fault(
+            f"{updates} calls of optimizer.step() follow one of the model: the time of an update cannot be told"
+        )
     if any([layer.name for layer in step.layers] != [layer.name for layer in last.layers] for step in steps):
         yield Fault("the layers of one step are not those of another: it has no profile")
     if len(last.types) != 1 or not last.types <= _DTYPES.keys():

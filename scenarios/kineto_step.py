@@ -63,10 +63,16 @@ class Layer:
 
 @dataclass(frozen=True)
 class Step:
-    """The layers of one training step, and the size of what the model was given."""
+    """The layers of one training step, and the size of what the model was given.
+
+    ``apart``: the backward pass begins when the call of the model has ended. ``updates``: calls of ``Optimizer.step``
+    before the model is called again.
+    """
 
     layers: tuple[Layer, ...]
     input_bytes: int | None
+    apart: bool
+    updates: int
 
     @property
     def types(self) -> set[str]:
@@ -130,7 +136,8 @@ def operands(op: Span) -> list[Operand]:
         Operand(tuple(shape), kind)
         for shape, kind in zip(shapes, types, strict=False)
         if isinstance(shape, list) and shape and isinstance(kind, str) and kind in _ELEMENT_BYTES
-        if all(type(size) is int and size >= 0 for size in shape)
+        if len(shape) <= _MOST_LEVELS
+        and all(type(size) is int and 0 <= size <= _LARGEST_BYTES for size in shape)
         and prod(shape) * _ELEMENT_BYTES[kind] <= _LARGEST_BYTES
     ]
 
@@ -146,7 +153,8 @@ def read_steps(recording: Recording, work: Work, opened: Collection[str]) -> Ite
     for call, end_us in zip(calls, [*(call.start_us for call in calls[1:]), inf], strict=True):
         if own := _among(nodes, call.start_us, end_us):
             spans = _layers_of(call, modules[call.thread], opened)
-            yield _StepReader(recording, work, ops, call, spans, own).step()
+            updates = len(_among(recording.steps, call.start_us, end_us))
+            yield _StepReader(recording, work, ops, call, spans, own).step(updates)
 
 
 def _calls(modules: Sequence[Span]) -> list[Span]:
@@ -194,7 +202,7 @@ class _StepReader:
         self.ends_us = [*self.starts_us[1:], call.end_us]
         self.layers = [Layer(name) for name in _names(spans)]
 
-    def step(self) -> Step:
+    def step(self, updates: int) -> Step:
         self.forward()
         self.backward()
         self.saved()
@@ -202,7 +210,8 @@ class _StepReader:
         for position, layer in enumerate(self.layers):
             if layer.output_bytes is None:  # no gradient comes to it: what the next layer reads
                 layer.output_bytes = next((each for each in inputs[position + 1 :] if each is not None), None)
-        return Step(tuple(self.layers), next((each for each in inputs if each is not None), None))
+        given = next((each for each in inputs if each is not None), None)
+        return Step(tuple(self.layers), given, self.nodes[0].start_us >= self.call.end_us, updates)
 
     def forward(self) -> None:
         ends_us = [*self.ends_us[:-1], self.nodes[0].start_us]  # the loss counts to the last layer

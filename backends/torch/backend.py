@@ -149,9 +149,13 @@ def together(parts: Sequence[Done]) -> Done:
 
 
 def _hold_channels(schedule: Schedule, start_s: NDArray[np.float64], end_s: NDArray[np.float64]) -> None:
-    """A transfer holds both ends of its channel, so it starts when it is sent and the one before it has arrived."""
+    """A transfer holds both ends of its channel, so it starts when it is sent and the one before it has arrived.
+
+    It arrives no sooner than it is sent: clocks of ranks agree to half of a round trip only.
+    """
     for lane, ops in zip(schedule.lanes, schedule.order, strict=True):
         if not lane.computes:
+            end_s[ops] = np.maximum.accumulate(np.maximum(end_s[ops], start_s[ops]))
             start_s[ops[1:]] = np.maximum(start_s[ops[1:]], end_s[ops[:-1]])
 
 

@@ -136,3 +136,16 @@ def test_nccl_where_each_rank_has_a_gpu_of_its_own(
     if here is not None:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
     assert choose(ranks) == chosen
+
+
+def test_a_message_arrives_no_sooner_than_it_is_sent() -> None:
+    """Though the clock of the receiver is estimated to be behind; the next one leaves when it has arrived."""
+    from backends.torch.backend import _hold_channels
+
+    schedule = composed().plan.work
+    lane = next(row for where, row in zip(schedule.lanes, schedule.order, strict=True) if not where.computes)
+    start_s, end_s = np.zeros(len(schedule)), np.zeros(len(schedule))
+    start_s[lane[:3]], end_s[lane[:3]] = (1.0, 2.0, 3.0), (0.9, 2.5, 2.9)
+    _hold_channels(schedule, start_s, end_s)
+    assert end_s[lane[:3]].tolist() == [1.0, 2.5, 3.0]
+    assert start_s[lane[:3]].tolist() == [1.0, 2.0, 3.0]

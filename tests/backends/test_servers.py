@@ -739,7 +739,7 @@ RUN = "run", "-", "--json"
     [
         (("--compute", "sleep"), "--compute has no influence on backend simulated: use --backend torch\n"),
         (("--compute", "slep"), "--compute: expected real or sleep, got 'slep'\n"),
-        (("--resume",), "--resume has no influence without --checkpoint DIR\n"),
+        (("--resume",), "--resume: has no influence without --checkpoint DIR\n"),
         (
             (
                 "--backend",

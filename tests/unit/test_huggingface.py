@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from scenarios.command_line import app
 from scenarios.huggingface import read_table
 from sim.errors import ScenarioError
-from sim.model import LayerTable
+from sim.model import DeviceSpec, LayerTable, roofline
 
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
 BERT = {
@@ -184,6 +184,9 @@ def test_a_scenario_trains_one(tmp_path: Path) -> None:
     assert "2048 positions, flash attention" in found["provenance"]["model"]["source"]
 
 
+NO_NAMES: list[Any] = [[[]], {"a": 1}, [{}], [3], 0]
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -199,14 +202,51 @@ def test_a_scenario_trains_one(tmp_path: Path) -> None:
         ({"mlp_bias": True}, "mlp_bias: true is not counted here"),
         (MISTRAL_7B | {"sliding_window": 256}, "sliding_window: a window of 256 in a sequence of 512"),
         (GPT2 | {"n_positions": 256}, "n_positions: 256 positions have vectors, the sequence has 512"),
+        *(({"architectures": name}, "is not counted here: only Llama") for name in NO_NAMES),
+        ({"num_hidden_layers": 10**8}, "num_hidden_layers: expected a whole number from 1 to 10000"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings: expected true or false, got 'yes'"),
+        (MISTRAL_7B | {"sliding_window": "256"}, "sliding_window: expected a whole number"),
+        (QWEN_2_HALF_B | {"use_sliding_window": 1}, "use_sliding_window: expected true or false, got 1"),
+        (BERT | {"position_embedding_type": "relative_key"}, "'relative_key' is not counted here: only 'absolute'"),
+        (QWEN_3_HALF_B | {"head_dim": None}, "head_dim: expected a whole number from 1 to 100000000, got nothing"),
+        (MISTRAL_7B | {"num_key_value_heads": None}, "num_key_value_heads: expected a whole number"),
     ],
 )
 def test_what_is_not_counted_is_refused(
     table: Callable[..., LayerTable], change: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(ScenarioError) as caught:
-        table({**(LLAMA_2_7B if "n_embd" not in change else {}), **change})
+        table({**(LLAMA_2_7B if "vocab_size" not in change else {}), **change})
     assert expected in str(caught.value)
+
+
+def test_lines_are_those_of_the_keys_that_count(tmp_path: Path) -> None:
+    """Not of a name inside another value or in a text; a key that is there twice is refused, as in YAML."""
+    inner = '{"vocab_size": 3,\n "note": "\\"n_head\\": 3"}'
+    text = f'{{"vision": {inner},\n"n_head" :\n 0, "n_embd": 8,\n"n_embd": 16, "n_layer": 1,\n"vocab_size": 0,'
+    text += '"model_type": "gpt2"}'
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ScenarioError) as caught:
+        read_table(tmp_path / "config.json", 128, "eager")
+    found = [(fault.line, fault.path) for fault in caught.value.faults]
+    assert found == [(5, "n_embd"), (3, "n_head"), (None, "n_positions"), (6, "vocab_size")]
+    assert caught.value.faults[0].message == "is there twice, first in line 4"
+
+
+def test_a_window_that_is_not_used_is_none(table: Callable[..., LayerTable]) -> None:
+    """Qwen's are not unless they are asked for."""
+    config = {key: value for key, value in QWEN_2_HALF_B.items() if key != "use_sliding_window"}
+    assert table(config | {"sliding_window": 256}) == table(QWEN_2_HALF_B)
+
+
+@pytest.mark.parametrize("samples", [1, 8])
+def test_a_tied_head_reads_its_weights_once(table: Callable[..., LayerTable], samples: int) -> None:
+    """Whatever the batch: on a device of 1 byte/s a pass takes what it moves. They are not updated there."""
+    device = DeviceSpec("slow", 1, 1.0, {"fp32": 1e30}, {"fp32": 1.0}, 1.0, "made up")
+    head = roofline(table(GPT2, 128), device, "fp32", samples).layers[-1]
+    moved = 4 * (samples * 128 * (768 + 50257) + 768 * 50257)
+    assert (head.forward_s, head.backward_input_s, head.backward_weight_s) == (moved, moved, moved)
+    assert (head.parameter_bytes, head.variable_bytes) == (0, ())
 
 
 def test_all_faults_come_at_once(table: Callable[..., LayerTable]) -> None:

@@ -247,6 +247,29 @@ def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyP
         kineto.read(tmp_path / "bomb.json.gz")
 
 
+def test_few_bytes_of_many_values_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kineto, "_MOST_VALUES", 1000)
+    (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(b'{"traceEvents": [' + b"[]," * 1000 + b"[]]}"))
+    with pytest.raises(ScenarioError, match="more than 1000 values: more than is read"):
+        kineto.read(tmp_path / "bomb.json.gz")
+
+
+def test_a_backward_pass_within_a_call_is_refused(steps: Steps, tmp_path: Path) -> None:
+    """As of a penalty on gradients: the forward pass would seem to end where that begins."""
+    steps.step()
+    steps.node("MmBackward0", 1097, 3, [4, 8], thread=2, Sequence_number=3)
+    with pytest.raises(ScenarioError, match="a backward pass begins within a call of the model"):
+        kineto_profile.profile(kineto.read(steps.write(tmp_path / "t.json")))
+
+
+def test_two_optimizers_of_a_class_are_refused(steps: Steps, tmp_path: Path) -> None:
+    """Each would count as an update of all parameters."""
+    steps.step()
+    steps.span("user_annotation", "Optimizer.step#SGD.step", steps.at_us - 300, 100)
+    with pytest.raises(ScenarioError, match=r"2 calls of optimizer\.step\(\) follow one of the model"):
+        kineto_profile.profile(kineto.read(steps.write(tmp_path / "t.json")))
+
+
 def test_deeply_nested_modules_end(steps: Steps, tmp_path: Path) -> None:
     steps.step()
     for level in range(3000):

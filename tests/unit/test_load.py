@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -244,6 +245,15 @@ sweep:
     assert second == {"model.profile": f"{tmp_path.parent}/b.txt", "name": "b.txt"}
     assert full["sweep"]["grid"]["cluster.file"] == [f"{tmp_path}/rack.yaml", "/etc/rack.yaml"]
     assert document.with_full_paths().data["model"]["profile"] == f"{tmp_path}/a/graph.txt"
+
+
+@pytest.mark.parametrize("name", ["loop", "a\0b", "x" * 5000])
+def test_what_is_the_name_of_no_file_gets_a_full_path_too(tmp_path: Path, name: str) -> None:
+    """It may stand in a condition of a sweep, which reads no file."""
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "s.yaml").write_text(f"sweep: {{skip: [{{model.file: {json.dumps(name)}}}]}}")
+    full = load_document(tmp_path / "s.yaml").with_full_paths().data
+    assert full["sweep"]["skip"] == [{"model.file": f"{tmp_path}/{name}"}]
 
 
 BASE = parse_text(

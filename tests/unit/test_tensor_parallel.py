@@ -293,6 +293,75 @@ def test_what_is_no_group_is_refused(run: Run, change: str, expected: str) -> No
     assert expected in result.stderr
 
 
+RATES = {"flops": 67e12 * 0.7, "bytes": 3350e9 * 0.8}
+
+
+def written_out(
+    count: int, samples: int, s: int = 64, h: int = 64, a: int = 8, words: int = 512
+) -> list[dict[str, str]]:
+    """The layers of `TINY` on one of ``count`` H100 in fp32 at a micro-batch, reckoned here, with their rings."""
+    all_reduce_s = 2 * (count - 1) * 5e-6 + 2 * (count - 1) / count * (4 * samples * s * h) / 100e9
+    heads, inner, words = h // count, 4 * h // count, words // count
+    scores, product = a // count * s * s, 2 * s * s * heads
+    norm, add = (0, 2 * s * h, 2 * h, 1, 1), (0, 3 * s * h, 0, 1, 1)
+    core = (product, 2 * s * heads + scores, 0, 1, 2)
+
+    def linear(rows: int, columns: int, bias: int = 1) -> tuple[int, int, int, int, int]:
+        return 2 * s * rows * columns, s * (rows + columns), rows * columns + bias * columns, 1, 1
+
+    attention = [norm, *[linear(h, heads)] * 3, core, (0, 2 * scores, 0, 1, 1), core, linear(heads, h), add]
+    mlp = [norm, linear(h, inner), (0, 2 * s * inner, 0, 1, 1), linear(inner, h), add]
+    looked_up = (0, s + 3 * s * h, words * h + 128 * h, 0, 0)
+    block = [(attention, s * h, 2 * s * h + 4 * s * heads + scores, (1, 1)), (mlp, s * h, 2 * s * (h + inner), (1, 1))]
+    table = [([looked_up], s * h, s * h, (1, 0)), *block * 3, ([norm], s * h, s * h, (0, 0))]
+    layers = []
+    for number, (kernels, output, saved, rings) in enumerate(
+        [*table, ([linear(h, words, 0)], s * words, s * words, (0, 1))]
+    ):
+        passes = [rings[0] * all_reduce_s, rings[1] * all_reduce_s, 0.0]
+        for flops, moved, parameters, reads, operands in kernels:
+            each = [
+                max(flops * samples / RATES["flops"], 4 * (moved * samples + parameters * times) / RATES["bytes"])
+                for times in (reads, 1)
+            ]
+            passes = [passes[0] + each[0], passes[1] + each[0] * operands, passes[2] + each[1] * (parameters > 0)]
+        held = sum(parameters for _, _, parameters, _, _ in kernels) if number < len(table) else 0
+        names = zip(("forward", "backward_input", "backward_weight"), passes, strict=True)
+        sizes = {"output": 4 * samples * output, "saved": 4 * samples * saved, "parameters": 4 * held}
+        layers.append(
+            {"name": f"l{number}", **{name: f"{seconds!r} s" for name, seconds in names}}
+            | {name: f"{size} B" for name, size in sizes.items()}
+        )
+    return layers
+
+
+SCHEDULES = {
+    "{name: data_parallel, mini_batches: 2}": 4,
+    "{name: one_f_one_b, stages: 4, micro_batches: 4, mini_batches: 2}": 4,
+    "{name: interleaved_1f1b, stages: 4, chunks: 2, micro_batches: 4}": 4,
+    "{name: chimera, stages: 4, micro_batches: 4}": 4,
+    "{name: zb_h1, stages: 4, micro_batches: 4}": 4,
+    "{name: pipedream, stages: 2, replicas: [3, 1], mini_batches: 12}": 16,
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("checkpoint", ["{}", "{checkpoint: {objective: basic}}"])
+def test_any_schedule_of_groups_is_one_of_such_layers(run: Run, schedule: str, checkpoint: str) -> None:
+    """Times and memory are those of a quarter of the GPUs on which layers like a share of these run."""
+    same = [f"--set=memory={checkpoint}", "--set=training.dtype=fp32", "--set=model.batch_size=16"]
+    samples = SCHEDULES[schedule]
+    layers = (
+        f"{{layers: {json.dumps(written_out(4, samples))}, measured_batch: {samples}, input: {4 * samples * 64} B}}"
+    )
+    groups = [f"--set=schedule={schedule}", GROUPS + "4", "--set=cluster.devices=16"]
+    split = found(run(*same, *groups))
+    plain = found(run(f"--set=model={layers}", *same, f"--set=schedule={schedule}"))
+    assert [split["step_time_s"], split["makespan_s"]] == pytest.approx([plain["step_time_s"], plain["makespan_s"]])
+    peaks = [[device["peak_memory_bytes"] for device in each["devices"]] for each in (split, plain)]
+    assert peaks[0] == pytest.approx(peaks[1], abs=64)
+
+
 def test_a_plan_keeps_its_groups(run: Run) -> None:
     space = "plan: {schedules: [one_f_one_b, data_parallel], micro_batches: [1, 2], checkpoints: [none]}\n"
     read = found(run(GROUPS + "2", text=SCENARIO + space, command="plan"))

@@ -169,6 +169,7 @@ def test_zero_and_nothing_are_the_same() -> None:
         ("schedule={name: data_parallel, sync: parameter_server}", "training.zero: only the replicas of schedule"),
         ("cluster.devices=1", "training.zero: has no influence: there is one replica"),
         ("schedule.buckets=2", "training.zero: 3 gathers parameters while buckets are summed"),
+        ("cluster.cores=2", "training.zero: not with cluster.cores, which replicas would not need while they gather"),
         ("backend=torch", "training.zero: is only simulated: every replica here holds all of its state"),
     ],
 )
