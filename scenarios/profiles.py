@@ -10,6 +10,7 @@ from scenarios.document import Document
 from scenarios.layer_table import layer_table
 from scenarios.load import load_document, shipped
 from scenarios.pipedream import batch_of, read_graph
+from scenarios.quantities import printable
 from scenarios.schema import Layer as LayerSection
 from scenarios.schema import Model, Scenario, Uniform
 from sim import tensor_parallel
@@ -84,7 +85,7 @@ def _from_machine(scenario: Scenario, document: Document, samples: float) -> Mod
     differing = {"model": (file.model, model.name), "layers": (names, own), "dtype": (file.dtype, training.dtype)}
     differing["optimizer"] = (file.optimizer, training.optimizer)
     if wrong := [what for what, (found, wanted) in differing.items() if found != wanted]:
-        message = f"'{model.measured}' was measured with another {' and another '.join(wrong)}"
+        message = f"'{printable(model.measured)}' was measured with another {' and another '.join(wrong)}"
         raise ScenarioError.of([Fault(message, "model.measured", suggestion="measure it with 'twinrail profile'")])
     passes = [(layer.forward, layer.backward_input, layer.backward_weight) for layer in file.layers]
     source = f"{model.measured}: {', '.join(file.machine.values())}; {table.source}"
@@ -98,7 +99,11 @@ def _from_file(scenario: Scenario, document: Document, samples: float) -> ModelP
     file = measured.read_model(document.directory("model.file") / scenario.model.file)
     differing = {key: (getattr(file, key), getattr(scenario.training, key)) for key in ("dtype", "optimizer")}
     if faults := [
-        Fault(f"'{scenario.model.file}' was measured with {found}, not {wanted}", f"training.{key}", suggestion=found)
+        Fault(
+            f"'{printable(scenario.model.file)}' was measured with {found}, not {wanted}",
+            f"training.{key}",
+            suggestion=found,
+        )
         for key, (found, wanted) in differing.items()
         if found != wanted
     ]:
@@ -125,7 +130,7 @@ def _measured(model: Model, document: Document) -> ModelProfile:
     graph = read_graph(path)
     batch = model.measured_batch or batch_of(path)
     if batch is None:
-        message = f"'{model.profile}' does not say at which batch it was measured"
+        message = f"'{printable(model.profile)}' does not say at which batch it was measured"
         raise ScenarioError.of([Fault(message, "model.measured_batch", suggestion="write measured_batch: 128")])
     return chain(graph, path.stem, batch)
 

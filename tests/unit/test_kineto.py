@@ -373,6 +373,15 @@ def test_a_scenario_must_train_as_the_trace_did(imported: Callable[..., Result],
     assert "s.yaml:5: training.dtype: 'net.yaml' was measured with fp32, not bf16" in told.stderr
 
 
+def test_a_name_of_a_file_does_not_break_a_line(imported: Callable[..., Result], tmp_path: Path) -> None:
+    imported("--optimizer", "sgd")
+    (tmp_path / "net.yaml").rename(tmp_path / "a\nb.yaml")
+    text = SCENARIO.replace("MODEL", 'file: "a\\nb.yaml"').replace("sgd", "adam")
+    (tmp_path / "s.yaml").write_text(text)
+    told = CliRunner().invoke(app, ["run", str(tmp_path / "s.yaml"), "--json"])
+    assert "training.optimizer: 'a\\nb.yaml' was measured with sgd" in told.stderr
+
+
 def test_a_model_of_times_is_not_executed(imported: Callable[..., Result], tmp_path: Path) -> None:
     pytest.importorskip("torch")
     imported("--optimizer", "sgd")
