@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.binding import Binding
+from sim.cluster import CONTENDED
 from sim.costs import seconds_column
 from sim.errors import UnsupportedPlan
 from sim.jitter import Jitter
@@ -107,7 +108,7 @@ def _refuse_contention(schedule: Schedule, binding: Binding) -> None:
         ring = op.kind is OpKind.ALL_REDUCE
         routes = binding.ring_hops(members) if ring else (binding.route(source, target),)
         for link in (binding.cluster.links[link] for route in routes for link in route):
-            if link.kind in ("fifo", "fair_share"):
+            if link.kind in CONTENDED:
                 raise UnsupportedPlan(f"link '{link.name}' is {link.kind}: use backend simulated")
     lanes = Counter(lane.device for lane in schedule.lanes if lane.computes)
     if binding.cluster.cores is not None and binding.cluster.cores < lanes.total():

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 from scenarios import schedule_csv
 from scenarios.architecture import shipped_architecture
-from scenarios.consistency import no_groups
+from scenarios.consistency import OF_EVERY_SCHEDULE, no_groups, signature_of
 from scenarios.document import Document
 from scenarios.hardware import build_cluster
 from scenarios.parameter_servers import compose_servers
@@ -37,9 +37,6 @@ from sim.program import Program
 from sim.schedule import Schedule, Shape
 from sim.stage_costs import StageCosts
 from sim.training import Optimizer, Predict, Training, Weights
-
-OF_EVERY_SCHEDULE = ("weights", "predict", "tensor_parallel")
-"""Keys of ``schedule:`` that choose passes and devices; the others are the planner's."""
 
 
 class Composed(NamedTuple):
@@ -158,12 +155,7 @@ def planner_keys(scenario: Scenario, cluster: Cluster) -> dict[str, Any]:
 def _parameters(scenario: Scenario) -> Mapping[str, inspect.Parameter]:
     """What the scenario's planner, if it has one, wants to know."""
     name = scenario.schedule.name
-    return _signature(PLANNERS[name]).parameters if name is not None else {}
-
-
-@lru_cache
-def _signature(plan: Callable[..., object]) -> inspect.Signature:
-    return inspect.signature(plan)
+    return signature_of(PLANNERS[name]).parameters if name is not None else {}
 
 
 def _work(

@@ -31,8 +31,9 @@ MAX_SAMPLED_FORWARDS = 10**10
 Planners = Mapping[str, Callable[..., object]]
 """The ``plan`` function of each schedule, by name; read on demand, so a mapping may import on access."""
 
-_OF_EVERY_SCHEDULE = ("weights", "predict", "tensor_parallel")
-_OF_EVERY_FILE = ("csv", "dialect", "mini_batches", *_OF_EVERY_SCHEDULE)
+OF_EVERY_SCHEDULE = ("weights", "predict", "tensor_parallel")
+"""Keys of ``schedule:`` that choose passes and devices; the others are the planner's."""
+_OF_EVERY_FILE = ("csv", "dialect", "mini_batches", *OF_EVERY_SCHEDULE)
 _NOT_WRITTEN = ("gpus", "costs", "told")
 """What a planner is told of the cluster and of the model on it: no keys of a schedule."""
 _READ_BY_SCHEMA = ("consistency", "order", "bucket")
@@ -394,11 +395,12 @@ def _planner(name: str, schedule: Mapping[str, Any], planners: Planners) -> Iter
         )
         return
     keys = {key: value for key, value in schedule.items() if key != "name"}
-    yield from wrong_schedule_keys(name, keys, _signature(planners[name]))
+    yield from wrong_schedule_keys(name, keys, signature_of(planners[name]))
 
 
 @lru_cache
-def _signature(plan: Callable[..., object]) -> inspect.Signature:
+def signature_of(plan: Callable[..., object]) -> inspect.Signature:
+    """What a planner wants to know, its annotations as types."""
     return inspect.signature(plan, eval_str=True)
 
 
@@ -411,8 +413,8 @@ def wrong_schedule_keys(name: str, keys: Mapping[str, Any], signature: inspect.S
             continue
         if key in known:
             yield from _wrong_value(path, value, known[key].annotation)
-        elif key not in _OF_EVERY_SCHEDULE:
-            words = (*known, *_OF_EVERY_SCHEDULE)
+        elif key not in OF_EVERY_SCHEDULE:
+            words = (*known, *OF_EVERY_SCHEDULE)
             hint = nearest(key, words) or f"known: {', '.join(words)}"
             yield Wrong(path, f"unknown key {shown(key)} of schedule {shown(name)}", hint)
     for key, parameter in known.items():

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 import sim
 from sim.binding import Binding, Cost
+from sim.cluster import CONTENDED
 from sim.errors import BrokenInvariant
 from sim.memory.buffers import START, BufferKind
 from sim.op_table import alike, of_kinds
@@ -188,7 +189,7 @@ def _check_links(trace: Trace) -> None:
     if trace.header.get("parameter_servers", {}).get("variation", {}).get("communication"):
         return
     links = trace.header["links"]
-    shared = np.array([link["kind"] in ("fifo", "fair_share") for link in links], bool)
+    shared = np.array([link["kind"] in CONTENDED for link in links], bool)
     flows = trace.flows[shared[trace.flows["link"]]] if shared.any() else trace.flows[:0]
     for link in np.unique(flows["link"]).tolist():
         mine = flows[flows["link"] == link]

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from sim.binding import Binding, Cost
 from sim.bounds import ROUNDING
+from sim.cluster import CONTENDED
 from sim.costs import per_op
 from sim.longest_path import Steps, steps
 from sim.memory.allocators import COUNTING
@@ -265,7 +266,7 @@ class _Bound:
         routes = [self.binding.route(source, target)] if op.kind is not OpKind.ALL_REDUCE else []
         routes = routes or [*self.binding.ring_hops(members)]
         links = self.binding.cluster.links
-        return Counter(link for route in routes for link in route if links[link].kind in ("fifo", "fair_share"))
+        return Counter(link for route in routes for link in route if links[link].kind in CONTENDED)
 
     def _sizes(self, op: OpId, source: int, target: int, members: Sequence[int]) -> list[float]:
         """Bytes of each flow of an op."""

@@ -12,9 +12,8 @@ import numpy as np
 
 from analysis.queueing.network import Floats
 from sim.binding import Binding
+from sim.cluster import CONTENDED
 from sim.program import Layout
-
-_CONTENDED = ("fifo", "fair_share")
 
 
 class Ways(NamedTuple):
@@ -42,7 +41,7 @@ def find(layout: Layout, binding: Binding, sizes_bytes: Floats, largest_bytes: F
     users = defaultdict[int, set[tuple[int, int]]](set)
     for pair, route in routes.items():
         for link in route:
-            if links[link].kind in _CONTENDED:
+            if links[link].kind in CONTENDED:
                 users[link].add(pair)
     shared = {link for link, using in users.items() if len({worker for _, worker in using}) > 1}
     queued = [{link for link in routes[server, 0] if link in shared} for server in range(len(layout.servers))]

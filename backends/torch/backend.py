@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.torch import crew, ranks, servers
-from backends.torch.fingerprint import cpu, gpus
-from backends.torch.job import Accelerator, Arithmetic, Done, Job, TransportName, circles
+from backends.torch.fingerprint import cpu, gpus, transport_of
+from backends.torch.job import Accelerator, Arithmetic, Done, Job, circles
 from backends.torch.refusals import accept
 from backends.torch.servers import Checkpoint, Compute, Place
 from sim.binding import Binding
@@ -123,20 +123,12 @@ def job_of(
         batch=int(binding.samples),
         arithmetic=arithmetic,
         accelerator=accelerator,
-        transport=_transport(accelerator, len(devices)),
+        transport=transport_of(accelerator, len(devices)),
         buckets=1 + int(schedule.ops["part"].max(initial=-1)) or 1,
         checkpoints=plan.checkpoints,
         keep_gradients=keep_gradients,
         count_memory=count_memory,
     )
-
-
-def _transport(accelerator: Accelerator, ranks: int) -> TransportName:
-    if accelerator != "cuda":
-        return "gloo"
-    from backends.torch.transport import choose
-
-    return choose(ranks)
 
 
 def together(parts: Sequence[Done]) -> Done:

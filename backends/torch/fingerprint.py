@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from backends.torch.job import Accelerator
+    from backends.torch.job import Accelerator, TransportName
 
 
 def fingerprint(device: str = "cpu") -> dict[str, str]:
@@ -54,6 +54,19 @@ def device_of(accelerator: Accelerator, rank: int) -> torch.device:
     if accelerator != "cuda":
         return torch.device(accelerator)
     return torch.device("cuda", rank % torch.cuda.device_count())
+
+
+def transport_of(accelerator: Accelerator, ranks: int) -> TransportName:
+    """How tensors travel: over nccl where each rank has a GPU of its own, for it refuses two on one; else over gloo.
+
+    Of several machines torchrun says how many ranks are here.
+    """
+    if accelerator != "cuda":
+        return "gloo"
+    import torch
+
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    return "nccl" if torch.cuda.device_count() >= here and torch.distributed.is_nccl_available() else "gloo"
 
 
 def gpus(ranks: int) -> str:

@@ -100,13 +100,13 @@ def _play(
 ) -> None:
     import torch
 
-    from backends.torch.fingerprint import device_of
-    from backends.torch.transport import Transport, choose
+    from backends.torch.fingerprint import device_of, transport_of
+    from backends.torch.transport import Transport
 
     torch.set_num_threads(1)
     keep_freed_memory()
     where, everyone = device_of(device, rank), tuple(range(processes))
-    name = choose(processes) if device == "cuda" else "gloo"
+    name = transport_of(device, processes)
     transport = Transport(name, where, meeting, rank, processes, [(0, 1), (1, 0)], [everyone])
     seconds: dict[int, float] = {}
     for size in SIZES:

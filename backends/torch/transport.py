@@ -22,12 +22,6 @@ _FOREVER = timedelta(days=365)
 """The parent is the watchdog."""
 
 
-def choose(ranks: int) -> TransportName:
-    """What ranks on GPUs can use: nccl refuses two on one. Of several machines torchrun says how many are here."""
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-    return "nccl" if torch.cuda.device_count() >= here and dist.is_nccl_available() else "gloo"
-
-
 class Transport:
     """The groups of one rank. Every rank makes them in the same order, so that they meet.
 

@@ -128,14 +128,15 @@ def test_clocks_that_are_apart_are_found_out(tmp_path: Path) -> None:
 def test_nccl_where_each_rank_has_a_gpu_of_its_own(
     gpus: int, ranks: int, here: str | None, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from backends.torch.transport import choose
+    from backends.torch.fingerprint import transport_of
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     if here is not None:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
-    assert choose(ranks) == chosen
+    assert transport_of("cuda", ranks) == chosen
+    assert transport_of("cpu", ranks) == "gloo"
 
 
 def test_a_message_arrives_no_sooner_than_it_is_sent() -> None:
